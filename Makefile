@@ -62,8 +62,8 @@ clients: test-setup
 		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 
-# A real Ray with two replicas on the CPU; Ray and what it needs are 0.4 GB, so they are no part of the other tests. Two
-# minutes.
+# A real Ray with two nodes and two replicas on the CPU; Ray and what it needs are 0.4 GB, so they are no part of the
+# other tests. Three minutes.
 ray-test: test-setup
 	$(PIP) -q -e '.[ray]'
 	QUIRE_RAY=1 $(RUN)python -m pytest -q tests/ray

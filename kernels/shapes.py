@@ -15,8 +15,8 @@ class LayerShape:
     """A decoder layer: its products, its attention, and what that keeps.
 
     up: the product into the MLP; with `gated` a gate and an up projection, with RMSNorms before and after it,
-    else a layer of OPT and GPT-2. up and down are None where an MLP computes itself. plain: its attention is,
-    see `attention.batch.AttentionLayer`.
+    else a layer of OPT and GPT-2. up and down are None where an MLP computes itself. plain and chunked: its
+    attention is, see `attention.batch.AttentionLayer`.
     """
 
     dtype: torch.dtype
@@ -28,6 +28,7 @@ class LayerShape:
     down: Matrix | None
     gated: bool
     plain: bool = True
+    chunked: bool = False
 
     @property
     def group(self) -> int:

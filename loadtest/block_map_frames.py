@@ -66,7 +66,7 @@ class BusyPool:
         )
         self._step = 0
 
-    def look(self) -> PoolAnswer:
+    def look(self) -> tuple[PoolAnswer, list[Move]]:
         rng, states = self._rng, self._states
         changed = rng.integers(0, len(states), CHANGED)
         states[changed] = rng.choice(np.array([0, ACTIVE, CACHED], np.uint8), CHANGED)
@@ -77,11 +77,15 @@ class BusyPool:
             for number, part in enumerate(np.array_split(active, REQUESTS))
         ]
         now = time.time()
-        moves = [Move(self._step, now, "allocate", int(block), -1, 1) for block in changed[:100]]
         references = (states == ACTIVE).astype(np.uint8)
-        return PoolAnswer(
-            now, 0.0, len(states), 0, 16, states.tobytes(), references.tobytes(), tables, 0, moves, 0
-        )
+        moves = [
+            Move(
+                self._step, now, "allocate", block, -1, 1, [block, int(states[block]), int(references[block])]
+            )
+            for block in changed[:100].tolist()
+        ]
+        whole = PoolAnswer(now, 0.0, len(states), 0, 16, states.tobytes(), references.tobytes(), tables, 0)
+        return whole, moves
 
 
 def serve(num_blocks: int) -> tuple[uvicorn.Server, threading.Thread, str]:
@@ -89,11 +93,11 @@ def serve(num_blocks: int) -> tuple[uvicorn.Server, threading.Thread, str]:
 
     async def updates() -> AsyncIterator[str]:
         pool = BusyPool(num_blocks)
-        history = BlockHistory(pool.look())
+        history = BlockHistory(pool.look()[0])
         yield msgspec.json.encode(history.full()).decode()
         while True:
             await asyncio.sleep(PERIOD)
-            yield msgspec.json.encode(history.advance(pool.look())).decode()
+            yield msgspec.json.encode(history.advance(*pool.look())).decode()
 
     async def events(request: Request) -> Response:
         return EventSourceResponse(updates())

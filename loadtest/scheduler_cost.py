@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,9 +106,17 @@ def yardstick_seconds() -> float:
     return time.thread_time() - begin
 
 
-def measure(sequences: int, context: int, steps: int, *, churn: bool) -> Timings:
+def measure(
+    sequences: int,
+    context: int,
+    steps: int,
+    *,
+    churn: bool,
+    prepare: Callable[[EngineCore], None] = lambda core: None,
+) -> Timings:
     """Time `steps` steps from `context` tokens on, one ahead as in serving, after as many untimed ones."""
     core = EngineCore(*_scheduler(sequences, 2 * steps), clock=time.thread_time)
+    prepare(core)
     _fill_cache(core, sequences, LONGEST - context)
     most = 2 * steps + 2
     for i in range(sequences):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -28,11 +28,13 @@ from quire.completion import Followed, PromptLogprobs
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode
 from quire.engine.errors import EngineDeadError
-from quire.engine.messages import Output
+from quire.engine.messages import POOLED, Output
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.pooling import Runner
 from quire.engine.request_stream import RequestStream
 from quire.offline_requests import RequestFailed
+from quire.pooling import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
+from quire.pooling_tasks import PoolingTask, R, classification_task, embedding_task, scoring_task
 from quire.request_output import RequestMetrics, RequestOutput
 from quire.service.answer.choice import Choice
 from quire.service.demo import MODEL_FOLDER
@@ -155,9 +157,44 @@ class AsyncLLM:
         finally:
             request.abort()
 
+    async def embed(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return each prompt's vector, as LLM's `embed` does."""
+        return await self._pool(embedding_task(self.info, self.tokenizer, prompts, dimensions, normalize))
+
+    async def classify(self, prompts: Prompt | Iterable[Prompt]) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of each prompt's labels, as LLM's `classify` does."""
+        return await self._pool(classification_task(self.info, self.tokenizer, prompts))
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str]
+    ) -> list[ScoringRequestOutput]:
+        """Return how well texts fit, as LLM's `score` does."""
+        return await self._pool(scoring_task(self.info, self.tokenizer, text_1, text_2))
+
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
         return chat_prompt(self.tokenizer, messages)
+
+    async def _pool(self, task: PoolingTask[R]) -> list[R]:
+        """Raises RequestFailed if the engine cannot compute one; none is left in the engine then."""
+        streams: list[RequestStream] = []
+        try:
+            for prompt in task.prompts:  # one of which may be refused when others have been queued
+                streams += [self._engine.add(prompt, POOLED, pooling=task.params)]
+            outputs = [output for stream in streams for output in await stream.get()]
+        finally:
+            for stream in streams:
+                stream.abort()
+        for output in outputs:
+            if output.vector is None:
+                raise RequestFailed(output.error or "it was aborted")
+        return task.results(outputs)
 
     def _room_after(self, prompt: list[int]) -> Params:
         room = max(self.info.max_request_tokens - len(prompt), 1)

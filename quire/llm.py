@@ -27,24 +27,13 @@ from quire.arguments import (
 )
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode, Progress
 from quire.engine.core import EngineCore
-from quire.engine.messages import POOLED, Output, PoolingParams, Request
+from quire.engine.messages import POOLED, Request
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.pooling import Runner
 from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
-from quire.pooling import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    ScoringOutput,
-    ScoringRequestOutput,
-    cosine,
-    embedding_params,
-    numbers,
-    pair_tokens,
-    pooling_of,
-    scoring_params,
-    text_pairs,
-)
+from quire.pooling import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
+from quire.pooling_tasks import PoolingTask, R, classification_task, embedding_task, scoring_task
 from quire.prompt_bar import prompt_bar
 from quire.request_output import RequestOutput
 from quire.service.commands.progress import PhaseBars
@@ -213,14 +202,16 @@ class LLM:
 
         `dimensions` and `normalize` are as over HTTP. Raises ValueError for what the model cannot do.
         """
-        params = embedding_params(self.info, dimensions, normalize)
-        tokens = [self._tokens(prompt) for prompt in prompt_list(prompts)]
-        return [
-            EmbeddingRequestOutput(
-                str(output.request_id), prompt, EmbeddingOutput(numbers(output.vector)), output.cached_tokens
-            )
-            for prompt, output in zip(tokens, self._pool(tokens, params, use_tqdm), strict=True)
-        ]
+        return self._pool(embedding_task(self.info, self.tokenizer, prompts, dimensions, normalize), use_tqdm)
+
+    def classify(
+        self, prompts: Prompt | Iterable[Prompt], use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probabilities of each prompt's labels, of a model whose config.json names labels.
+
+        Raises ValueError for a model that tells no labels apart.
+        """
+        return self._pool(classification_task(self.info, self.tokenizer, prompts), use_tqdm)
 
     def score(
         self,
@@ -232,30 +223,7 @@ class LLM:
 
         By the head of a model that has one for that, or by the cosine of embeddings.
         """
-        params, pairs = scoring_params(self.info), text_pairs(text_1, text_2)
-        if pooling_of(self.info).labels:
-            tokens = pair_tokens(self.tokenizer, pairs)
-            return [
-                ScoringRequestOutput(
-                    str(output.request_id),
-                    prompt,
-                    ScoringOutput(numbers(output.vector)[0]),
-                    output.cached_tokens,
-                )
-                for prompt, output in zip(tokens, self._pool(tokens, params, use_tqdm), strict=True)
-            ]
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        by_text = {text: self._tokens(text) for text in texts}
-        outputs = dict(zip(texts, self._pool(list(by_text.values()), params, use_tqdm), strict=True))
-        return [
-            ScoringRequestOutput(
-                str(outputs[second].request_id),
-                by_text[first] + by_text[second],
-                ScoringOutput(cosine(outputs[first].vector, outputs[second].vector)),
-                outputs[first].cached_tokens + outputs[second].cached_tokens,
-            )
-            for first, second in pairs
-        ]
+        return self._pool(scoring_task(self.info, self.tokenizer, text_1, text_2), use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
@@ -278,12 +246,10 @@ class LLM:
             output.prompt = prompt if isinstance(prompt, str) else None
         return outputs
 
-    def _pool(
-        self, prompts: list[list[int]], params: PoolingParams, use_tqdm: bool | Callable[..., Any]
-    ) -> list[Output]:
-        requests = [Request(next(self._ids), prompt, POOLED, pooling=params) for prompt in prompts]
-        with prompt_bar(len(prompts), use_tqdm) as tell:
-            return self.engine.pool(requests, tell)
+    def _pool(self, task: PoolingTask[R], use_tqdm: bool | Callable[..., Any]) -> list[R]:
+        requests = [Request(next(self._ids), prompt, POOLED, pooling=task.params) for prompt in task.prompts]
+        with prompt_bar(len(requests), use_tqdm) as tell:
+            return task.results(self.engine.pool(requests, tell))
 
     def _request(self, prompt: str | list[int], params: Params) -> Request:
         return Request(next(self._ids), self._tokens(prompt), ended_by_turn(self.tokenizer, prompt, params))

@@ -1,4 +1,4 @@
-"""Vectors and scores in this process: what `LLM.embed` and `LLM.score` give, in vLLM's form."""
+"""Vectors, labels and scores in vLLM's form: what `embed`, `classify` and `score` give."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(frozen=True)
+class ClassificationOutput:
+    """`probs` are of the labels that config.json names, in its order; of a regression, its numbers."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ClassificationRequestOutput:
+    """Which labels fit a prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: ClassificationOutput
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True)
 class ScoringOutput:
     score: float
 
@@ -60,18 +82,29 @@ def embedding_params(info: EngineInfo, dimensions: int | None, normalize: bool |
     """Return what becomes of vectors. Raises ValueError for a model that does not embed."""
     pooling = pooling_of(info)
     if pooling.labels:
-        raise ValueError("this model has a head that scores texts, and gives no embeddings: use score")
+        use = "classify" if pooling.labels > 1 else "score"
+        raise ValueError(f"this model has a head that scores texts, and gives no embeddings: use {use}")
     return PoolingParams(
         pooling.checked_dimensions(dimensions, info.hidden_size),
         normalize=pooling.normalize if normalize is None else normalize,
     )
 
 
+def classification_params(info: EngineInfo) -> PoolingParams:
+    """Return what makes probabilities. Raises ValueError for a model that tells no labels apart."""
+    pooling = pooling_of(info)
+    if not pooling.names:
+        raise ValueError("this model tells no labels apart: its config.json names none; use embed or score")
+    return PoolingParams(activation=pooling.class_activation)
+
+
 def scoring_params(info: EngineInfo) -> PoolingParams:
     """Return what becomes of vectors that are scores, or of which scores are made. Raises ValueError."""
     pooling = pooling_of(info)
     if pooling.labels > 1:
-        raise ValueError(f"this model tells {pooling.labels} labels apart; a score needs a head with one")
+        raise ValueError(
+            f"this model tells {pooling.labels} labels apart; a score needs a head with one: use classify"
+        )
     return PoolingParams(activation=pooling.activation) if pooling.labels else PoolingParams(normalize=True)
 
 

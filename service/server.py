@@ -75,7 +75,6 @@ class QuireServer(OrderlyServer):
         loop = asyncio.get_running_loop()
         # To the end: a drain needs steps, too.
         self._watchers.append(loop.create_task(state.watchdog.watch(engine)))
-        self._watchers.append(loop.create_task(state.blocks.glance(engine, lambda: state.metrics.stats)))
         telling = OperatorLine(state.metrics).keep_telling(lambda: engine.info)
         self._watchers.append(loop.create_task(telling))
         tokenizer = await loop.run_in_executor(state.pool, self._load_tokenizer)

@@ -1,4 +1,4 @@
-"""Answers questions about the engine's blocks. Nothing is computed, nor recorded, unless it is asked."""
+"""Answers questions about the engine's blocks. Nothing is computed unless it is asked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Prefix
+from quire.engine.inspection.exact import exact_pool
 from quire.engine.inspection.messages import (
     ACTIVE,
     CACHED,
@@ -23,9 +24,7 @@ from quire.engine.inspection.messages import (
     Answer,
     BlockAnswer,
     BlockQuestion,
-    GlanceQuestion,
     Holder,
-    Move,
     OwnQuestion,
     PoolAnswer,
     PoolQuestion,
@@ -34,61 +33,59 @@ from quire.engine.inspection.messages import (
     Table,
 )
 from quire.engine.inspection.own_blocks import OwnBlocks
+from quire.engine.inspection.prefix_counts import PrefixCounts
 from quire.engine.inspection.prefix_tree import prefix_tree
-from quire.engine.inspection.recorder import Recorder
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 
-RECORD_SECONDS = 10.0  # after the last question about the pool
+COUNT_SECONDS = 10.0  # after the last question about the pool
 TENANT = 64  # characters of a salt that are its tenant's, where the server asks for keys
 KNOWN = slice(0, 16)  # of a digest, as hexadecimal digits
 
 
 class Inspector:
-    """Knows how the blocks stand. It records moves from the first question about the pool on."""
+    """Knows how the blocks stand. Hits are counted from the first question about the pool on."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._state = core.scheduler.state
-        self._recorder: Recorder | None = None
+        self._counts: PrefixCounts | None = None
         self._asked = float("-inf")
         self._secret = secrets.token_bytes(16)
         self._own = OwnBlocks(self._state)
 
     def answer(self, question: Question) -> Answer:
         if isinstance(question, PoolQuestion):
-            return self._pool(*self._take_moves())
-        if isinstance(question, GlanceQuestion):
-            return self._pool([], 0)
+            return self._pool(question)
         if isinstance(question, BlockQuestion):
             return self._block(question)
         if isinstance(question, OwnQuestion):
             return self._own.count(question.requests)
-        return prefix_tree(self._state.blocks, self._recorder)
+        if self._counts is not None:
+            self._counts.look()
+        return prefix_tree(self._state.blocks, self._counts)
 
     def observe(self) -> None:
-        """Note what the step just made has moved; stop recording when nobody asks any more."""
-        if self._recorder is None:
-            return
-        self._recorder.observe()
-        if time.monotonic() - self._asked > RECORD_SECONDS:
-            self._recorder.close()
-            self._recorder = None
+        """Stop counting when nobody asks any more."""
+        if self._counts is not None and time.monotonic() - self._asked > COUNT_SECONDS:
+            self._counts.close()
+            self._counts = None
 
-    def _take_moves(self) -> tuple[list[Move], int]:
-        self._asked = time.monotonic()
-        if self._recorder is None:
-            self._recorder = Recorder(self._core)
-        return self._recorder.take()
-
-    def _pool(self, moves: list[Move], lost: int) -> PoolAnswer:
-        begin = time.monotonic()
+    def _pool(self, question: PoolQuestion) -> PoolAnswer:
+        begin = self._asked = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
+        if self._counts is None:
+            self._counts = PrefixCounts(blocks)
+        self._counts.look()
+        position, moves = blocks.ring.since(question.since)
+        sequences = chain.from_iterable(group.live for group in self._groups())
+        exact = exact_pool(blocks, sequences) if question.exact else None
         states = [_states(blocks.pool, blocks.caches), _states(host.pool, [host.cache])]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]
         return PoolAnswer(
             at=time.time(),
+            clock=self._core.clock(),
             seconds=time.monotonic() - begin,
             num_blocks=blocks.pool.num_blocks,
             num_host_blocks=host.pool.num_blocks,
@@ -98,7 +95,8 @@ class Inspector:
             tables=list(self._tables()),
             num_waiting=len(self._state.waiting) - self._state.num_swapped,
             moves=moves,
-            moves_lost=lost,
+            begin=position,
+            exact=exact,
         )
 
     def _tables(self) -> Iterator[Table]:

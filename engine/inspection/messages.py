@@ -10,17 +10,18 @@ FREE, ACTIVE, CACHED, COMPUTING, IN_TRANSFER, PINNED = range(6)
 STATES = ("free", "active", "cached", "computing", "transfer", "pinned")
 """The state of a block, by its number. Pinned ones are cached for good."""
 
+NO_MOVES = 1 << 62
+
 Tier = Literal["device", "host"]
-MoveKind = Literal["allocate", "hit", "fork", "copy", "swap_out", "swap_in", "publish", "evict"]
+MoveKind = Literal["allocate", "hit", "fork", "release", "copy", "swap_out", "swap_in", "publish", "evict"]
 RequestState = Literal["running", "waiting", "swapped"]
 
 
 class PoolQuestion(msgspec.Struct, frozen=True, array_like=True, tag="pool"):
-    """How does each block stand? Moves are recorded from then on, for a while."""
+    """How does each block stand, and what has moved?"""
 
-
-class GlanceQuestion(msgspec.Struct, frozen=True, array_like=True, tag="glance"):
-    """How does each block stand? Nothing is recorded for it."""
+    since: int = 0  # the `end` of the answer before; 0: all moves that are kept; NO_MOVES: none
+    exact: bool = False  # tell all that is needed to undo the moves, too
 
 
 class BlockQuestion(msgspec.Struct, frozen=True, array_like=True, tag="block"):
@@ -42,7 +43,7 @@ class OwnQuestion(msgspec.Struct, frozen=True, array_like=True, tag="own"):
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """What happened to a block in a step."""
+    """What happened to a block in a step, and how blocks stand after it."""
 
     step: int  # since the engine started
     at: float  # time.time(), seconds
@@ -50,6 +51,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
     block: int  # on the device
     other: int  # the source of a copy, the host block of a swap; else -1
     request: int  # -1: nobody's
+    effects: list[int] = []  # of each place that is different: the place, its state, its references
 
 
 class Table(msgspec.Struct, array_like=True):
@@ -58,10 +60,29 @@ class Table(msgspec.Struct, array_like=True):
     request: int
     index: int  # of the sequence in its request
     state: RequestState
-    tokens: int
+    tokens: int | None  # None: not known, of a time when nobody watched
     blocks: bytes  # int32 each, in order: of the first cache group, then of the others
     host_blocks: bytes
     salt: str = ""  # of its tenant, as far as it is the server's own
+
+
+class TableLine(msgspec.Struct, array_like=True):
+    """Blocks that follow each other in one table of a sequence."""
+
+    request: int
+    index: int
+    place: int  # whose table it is: as in `memory.move_kinds`
+    logical: int  # of the first
+    blocks: bytes  # int32 each
+
+
+class ExactPool(msgspec.Struct, array_like=True):
+    """All that moves change. Blocks of the device, and after them those in host memory."""
+
+    counts: bytes  # int32 each: tables that name it
+    holds: bytes  # int32 each: transfers that need it
+    flags: bytes  # uint8 each: KEPT, IS_COMPUTING, IS_PINNED of `inspection.replay`
+    lines: list[TableLine]
 
 
 class PoolAnswer(msgspec.Struct, array_like=True, tag="pool"):
@@ -76,8 +97,15 @@ class PoolAnswer(msgspec.Struct, array_like=True, tag="pool"):
     references: bytes  # uint8 each; 255: so many or more
     tables: list[Table]
     num_waiting: int  # requests that wait, but for those that are swapped out
-    moves: list[Move]  # since the question before
-    moves_lost: int  # that were too many to be kept
+    moves: bytes = b""  # int64 each, as `memory.move_kinds` has them
+    begin: int = 0  # position of the first: later than was asked for, if those are not kept
+    clock: float = 0.0  # at `at`, of the clock that moves go by
+    exact: ExactPool | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the next moves begin."""
+        return self.begin + len(self.moves) // 8
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -106,7 +134,7 @@ class PrefixNode(msgspec.Struct, array_like=True):
     blocks: bytes  # int32 each: the run, in order
     active: int  # of them, named by tables
     pinned: bool
-    hits: int  # requests that found the first block, since moves are recorded
+    hits: int  # requests that found the first block, since somebody watches
     evictions: int  # of blocks that came right after one of these, likewise
     digest: str  # of the last
 
@@ -128,7 +156,8 @@ class OwnAnswer(msgspec.Struct, array_like=True, tag="own"):
     shared: int  # of those, named by several sequences, or by other requests only
     cached: int  # on the device, kept for whoever begins alike
     host: int  # in host memory, swapped out
+    partial: bool = False  # there are more, which were not looked at
 
 
-Question = PoolQuestion | GlanceQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
+Question = PoolQuestion | BlockQuestion | PrefixQuestion | OwnQuestion
 Answer = PoolAnswer | BlockAnswer | PrefixAnswer | OwnAnswer

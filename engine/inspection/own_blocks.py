@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from quire.engine.hashing import Prefix
 from quire.engine.inspection.messages import OwnAnswer
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.sequence import SequenceGroup
 
+MOST_LOOKS = 16_384  # for one answer, which takes the engine a few milliseconds at most
+_MOST_REMEMBERED = 4096  # sequences of all requests that were asked about
+
+T = TypeVar("T")
+
+
+class _Looks:
+    """So many requests, table entries and prefixes may still be looked at."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+        self.partial = False  # there were more
+
+    def take(self, places: Sequence[T]) -> Sequence[T]:
+        """Return the first of them, as many as may be."""
+        if len(places) > self._left:
+            places, self.partial = places[: self._left], True
+        self._left -= len(places)
+        return places
+
 
 class OwnBlocks:
     """Counts them by their tables; of one that has ended, by content, if it was asked about while it ran."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, most_looks: int = MOST_LOOKS) -> None:
         self._state = state
+        self._most_looks = most_looks
         self._asked: dict[int, list[list[Prefix]]] = {}  # by request, the latest last: of each sequence
 
     def count(self, requests: Iterable[int]) -> OwnAnswer:
+        """Count what there is in the first of them, as far as the bound on looks reaches."""
         pool, host = self._state.blocks.pool, self._state.blocks.host.pool
         named: set[int] = set()
         on_host: set[int] = set()
         found: set[int] = set()
+        looks = _Looks(self._most_looks)
         for request in requests:
+            if not looks.take([request]):
+                break
             group = self._state.groups.get(request)
             if group is not None:
                 self._remember(request, group)
                 for sequence in group.live:
-                    named.update(sequence.table)
-                    on_host.update(sequence.host_table)
+                    named.update(looks.take(sequence.table))
+                    on_host.update(looks.take(sequence.host_table))
             for prefixes in self._asked.get(request, ()):
-                found |= self._cached(prefixes)
+                found |= self._cached(looks.take(prefixes))
+        self._forget()
         blocks = named | found
         active = {block for block in blocks if pool.count(block)}
         return OwnAnswer(
@@ -38,18 +65,24 @@ class OwnBlocks:
             shared=sum(pool.count(block) > 1 or block not in named for block in active),
             cached=len(blocks) - len(active),
             host=sum(host.count(block) > 0 for block in on_host),
+            partial=looks.partial,
         )
 
     def _remember(self, request: int, group: SequenceGroup) -> None:
-        """The lists grow with the sequences. All together have no more prefixes than there are blocks."""
+        """The lists grow with the sequences."""
         self._asked.pop(request, None)
         self._asked[request] = [sequence.prefixes for sequence in group.sequences]
-        while len(self._asked) > 1 and self._size() > self._state.blocks.pool.num_blocks:
-            del self._asked[next(iter(self._asked))]
 
-    def _size(self) -> int:
-        return sum(1 + len(prefixes) for each in self._asked.values() for prefixes in each)
+    def _forget(self) -> None:
+        """Keep the latest, which together have no more prefixes than there are blocks; one at least."""
+        sizes = [sum(1 + len(prefixes) for prefixes in each) for each in self._asked.values()]
+        sequences, prefixes = sum(map(len, self._asked.values())), sum(sizes)
+        for request, size in zip(list(self._asked)[:-1], sizes, strict=False):
+            if sequences <= _MOST_REMEMBERED and prefixes <= self._state.blocks.pool.num_blocks:
+                return
+            sequences -= len(self._asked.pop(request))
+            prefixes -= size
 
-    def _cached(self, prefixes: list[Prefix]) -> set[int]:
+    def _cached(self, prefixes: Sequence[Prefix]) -> set[int]:
         places = map(self._state.blocks.cache.find, prefixes)
         return {block for block in places if block is not None}

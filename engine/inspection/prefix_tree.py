@@ -9,13 +9,13 @@ import numpy as np
 
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.inspection.messages import PrefixAnswer, PrefixNode
-from quire.engine.inspection.recorder import Recorder
+from quire.engine.inspection.prefix_counts import PrefixCounts
 from quire.engine.memory.manager import BlockManager
 
 MAX_NODES = 400
 
 
-def prefix_tree(blocks: BlockManager, recorder: Recorder | None) -> PrefixAnswer:
+def prefix_tree(blocks: BlockManager, counts: PrefixCounts | None) -> PrefixAnswer:
     """Return the published blocks of the device as runs that nothing branches off from. O(blocks)."""
     begin = time.monotonic()
     published = {prefix.digest: prefix for prefix in blocks.cache.prefixes()}
@@ -31,18 +31,18 @@ def prefix_tree(blocks: BlockManager, recorder: Recorder | None) -> PrefixAnswer
         while len(following := children[run[-1].digest]) == 1:
             run.append(following[0])
         left += [(len(nodes), prefix) for prefix in following]
-        nodes.append(_node(blocks, recorder, parent, run))
+        nodes.append(_node(blocks, counts, parent, run))
     kept = _largest(nodes)
     return PrefixAnswer(
         seconds=time.monotonic() - begin,
         nodes=kept,
         num_left_out=len(nodes) - len(kept),
-        hits=0 if recorder is None else recorder.hits.total(),
-        evictions=0 if recorder is None else recorder.num_evictions,
+        hits=0 if counts is None else counts.hits.total(),
+        evictions=0 if counts is None else counts.num_evictions,
     )
 
 
-def _node(blocks: BlockManager, recorder: Recorder | None, parent: int, run: list[Prefix]) -> PrefixNode:
+def _node(blocks: BlockManager, counts: PrefixCounts | None, parent: int, run: list[Prefix]) -> PrefixNode:
     held = [blocks.cache.find(prefix) for prefix in run]
     numbers = [block for block in held if block is not None]
     return PrefixNode(
@@ -50,8 +50,8 @@ def _node(blocks: BlockManager, recorder: Recorder | None, parent: int, run: lis
         blocks=np.array(numbers, np.int32).tobytes(),
         active=sum(blocks.pool.count(block) > 0 for block in numbers),
         pinned=blocks.pool.is_pinned(numbers[0]),
-        hits=0 if recorder is None else recorder.hits[run[0].digest],
-        evictions=0 if recorder is None else sum(recorder.evictions[prefix.digest] for prefix in run),
+        hits=0 if counts is None else counts.hits[run[0].digest],
+        evictions=0 if counts is None else sum(counts.evictions[prefix.digest] for prefix in run),
         digest=run[-1].digest.hex()[:16],
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from itertools import chain
 
 from quire.engine.hashing import Prefix
+from quire.engine.memory.move_kinds import ALLOCATE, FORK, HIT, HOST, KINDS, RELEASE, SWAP_IN, SWAP_OUT
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves, Transfer
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
@@ -21,9 +23,10 @@ class HostTier:
     blocks takes nothing. Of sequences with window tables nothing is found here: they only come back.
     """
 
-    def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache) -> None:
-        self.cache = PrefixCache(num_blocks)
-        self.pool = BlockPool(num_blocks, self.cache.forget)
+    def __init__(self, num_blocks: int, device: BlockPool, device_cache: PrefixCache, ring: MoveRing) -> None:
+        self.cache = PrefixCache(num_blocks, ring, HOST)
+        self.pool = BlockPool(num_blocks, self.cache.forget, ring, HOST)
+        self._ring = ring
         self._device = device
         self._device_cache = device_cache
 
@@ -55,7 +58,15 @@ class HostTier:
                 WindowTable(each.first, [self._place_window(block, placed, moves) for block in each.blocks])
                 for each in windows.get(sequence, ())
             ]
+            self._note(ALLOCATE, sequence)
         return True
+
+    def _note(self, kind: int, sequence: Sequence) -> None:
+        """Note that the host tables of `sequence` begin, or end."""
+        note = self._ring.note
+        note(kind + HOST, sequence, 0, sequence.host_table)
+        for number, each in enumerate(sequence.host_window_tables, 1):
+            note(kind + HOST + KINDS * number, sequence, each.first, each.blocks)
 
     def _place_window(self, block: int, placed: dict[int, int], moves: Moves) -> int:
         if block in placed:
@@ -71,7 +82,7 @@ class HostTier:
             self.pool.share(twin)
             return twin
         host_block = self.pool.allocate()
-        self._start(moves.swap_out, block, host_block)
+        self._start(moves.swap_out, SWAP_OUT, block, host_block)
         return host_block
 
     def swap_in(self, group: SequenceGroup, moves: Moves) -> None:
@@ -82,6 +93,7 @@ class HostTier:
         placed: dict[int, int] = {}
         for sequence in group.live:
             for logical, block in enumerate(sequence.host_table):
+                kind = FORK
                 if block in placed:
                     self._device.share(placed[block])
                 else:
@@ -91,11 +103,15 @@ class HostTier:
                     if twin is not None:
                         self._device.share(twin)
                     placed[block] = self.bring(block, moves) if twin is None else twin
+                    kind = ALLOCATE if twin is None else HIT
                 sequence.table.append(placed[block])
+                self._ring.note_one(kind, sequence, logical, placed[block])
             sequence.window_tables = [
                 WindowTable(each.first, [self._bring_window(block, placed, moves) for block in each.blocks])
                 for each in sequence.host_window_tables
             ]
+            for number, each in enumerate(sequence.window_tables, 1):
+                self._ring.note(ALLOCATE + KINDS * number, sequence, each.first, each.blocks)
             self.drop(sequence)
 
     def _bring_window(self, host_block: int, placed: dict[int, int], moves: Moves) -> int:
@@ -108,7 +124,7 @@ class HostTier:
     def bring(self, host_block: int, moves: Moves) -> int:
         """Return a new device block that the next step fills from `host_block`."""
         block = self._device.allocate()
-        self._start(moves.swap_in, block, host_block)
+        self._start(moves.swap_in, SWAP_IN, block, host_block)
         return block
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -127,10 +143,12 @@ class HostTier:
                 self.pool.share(block)
         for block in child.host_table:
             self.pool.share(block)
+        self._note(FORK, child)
 
     def drop(self, sequence: Sequence) -> None:
         """Give back what `sequence` has here, last block first."""
         sequence.saved_context = sequence.host_published = 0
+        self._note(RELEASE, sequence)
         for each in sequence.host_window_tables:
             self.pool.release(*reversed(each.blocks))
         sequence.host_window_tables = []
@@ -145,11 +163,13 @@ class HostTier:
             if twin is not None:
                 self.pool.refresh(twin)
                 continue
-            self._start(moves.spills, block, self.pool.allocate())
+            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())
+            self._ring.mark(ALLOCATE + HOST, moves.spills[-1].host)
 
-    def _start(self, transfers: list[Transfer], device: int, host: int) -> None:
+    def _start(self, transfers: list[Transfer], kind: int, device: int, host: int) -> None:
         self._device.hold(device)
         self.pool.hold(host)
+        self._ring.mark_pair(kind, device, host)
         transfers.append(Transfer(device, host))
 
     def arrived(self, moves: Moves) -> None:
@@ -166,6 +186,7 @@ class HostTier:
             self.pool.unhold(transfer.host)
         for spill in moves.spills:
             self.pool.release(spill.host)
+            self._ring.mark(RELEASE + HOST, spill.host)
             self.pool.unhold(spill.host)
         for spill in reversed(moves.spills):  # so that the order of eviction stays as it was
             self._device.unhold(spill.device, evict_next=True)

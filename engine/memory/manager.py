@@ -11,6 +11,8 @@ from quire.engine.arrays import as_int32
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.cache_history import CacheHistory
 from quire.engine.memory.host_tier import HostTier
+from quire.engine.memory.move_kinds import ALLOCATE, COPY, FORK, HIT, RELEASE
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
@@ -48,13 +50,14 @@ class BlockManager:
         windows: Listed[int] = (),
     ) -> None:
         """windows: how many of the last tokens each cache group after the first keeps."""
-        self.cache = PrefixCache(num_blocks)
-        self.pool = BlockPool(num_blocks, self._evicted if windows else self.cache.forget)
-        self.windows = WindowGroups(windows, block_size, self.pool, rows) if windows else None
+        self.ring = ring = MoveRing(num_blocks + num_host_blocks)
+        self.cache = PrefixCache(num_blocks, ring)
+        self.pool = BlockPool(num_blocks, self._evicted if windows else self.cache.forget, ring)
+        self.windows = WindowGroups(windows, block_size, self.pool, rows, ring) if windows else None
         self.pages = 1 + len(windows)  # blocks that a logical block takes
         self.block_size = block_size
         self.tails = PinnedTails()
-        self.host = HostTier(num_host_blocks, self.pool, self.cache)
+        self.host = HostTier(num_host_blocks, self.pool, self.cache, ring)
         self.history = CacheHistory(num_blocks + num_host_blocks)
         if hasher is not None:
             self.cache.listeners.append(self.history.changed)
@@ -100,6 +103,7 @@ class BlockManager:
             self.windows.grow(sequence, others, self.moves)
         for logical, block in enumerate(blocks, len(table)):
             self.moves.entries[row, logical] = block
+        self.ring.note(ALLOCATE, sequence, len(table), blocks)
         table += blocks
         self._rows.capacity[row] = len(table) * self.block_size
         if count < missing:
@@ -107,7 +111,7 @@ class BlockManager:
 
     def grow_all(self, rows: Index) -> None:
         """Add a block to the tables of each of these rows; as many must be available."""
-        entries, sequences = self.moves.entries, self._rows.sequences
+        entries, sequences, note = self.moves.entries, self._rows.sequences, self.ring.note_one
         if self.windows is not None:
             for row in rows.tolist():
                 self.grow(sequences[row], (len(sequences[row].table) + 1) * self.block_size)
@@ -115,6 +119,7 @@ class BlockManager:
         for row, block in zip(rows.tolist(), self.pool.allocate_many(len(rows)), strict=True):
             table = sequences[row].table
             entries[row, len(table)] = block
+            note(ALLOCATE, sequences[row], len(table), block)
             table.append(block)
         self._rows.capacity[rows] += self.block_size
 
@@ -172,10 +177,13 @@ class BlockManager:
         for logical, (old, new) in enumerate(zip_longest(before, child.table)):
             if old == new:
                 continue
+            if old is not None:
+                self.ring.note_one(RELEASE, child, logical, old)
             if new is None:
                 self.moves.entries.pop((child.row, logical), None)
             else:
                 self.pool.share(new)
+                self.ring.note_one(FORK, child, logical, new)
                 self.moves.entries[child.row, logical] = new
             if old is not None:
                 given_back.append(old)
@@ -209,6 +217,8 @@ class BlockManager:
         self._copy(sequence.row, source, destination)
         self.pool.release(source)
         self._forget_computing([source])
+        self.ring.note_one(RELEASE, sequence, logical, source)
+        self.ring.note_one(ALLOCATE, sequence, logical, destination)
         sequence.table[logical] = destination
         self.moves.entries[sequence.row, logical] = destination
 
@@ -217,12 +227,14 @@ class BlockManager:
         assert source not in self.moves.written, "a copy is made before the step writes its source"
         assert row not in self.moves.copies, "a row has two copies in one plan"
         self.pool.hold(source)  # nobody may get it before the copy was made
+        self.ring.note(COPY, self._rows.sequences[row], 0, (destination, source))
         self.moves.copies[row] = source, destination
         self.copies_on_write += 1
 
     def free(self, sequence: Sequence) -> None:
         """Give every block back."""
         table, sequence.table = sequence.table, []
+        self.ring.note(RELEASE, sequence, 0, table)
         self._give_back(table)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
@@ -328,14 +340,19 @@ class BlockManager:
         computing = (i for i, block in enumerate(found.device) if block in self.cache.computing)
         sequence.published = next(computing, len(found.device))
         sequence.num_found = min(sequence.num_found, sequence.published)
+        written = sequence.published
+        self.ring.note(HIT, sequence, 0, found.device[:written])
+        self.ring.note(FORK, sequence, written, found.device[written:])
         if self.windows is not None:
             first = self.windows.attach(sequence, found.windows)
             sequence.published = min(sequence.published, first)
             sequence.num_found = min(sequence.num_found, first)
         for block in found.host:
             sequence.table.append(self.host.bring(block, self.moves))
+        self.ring.note(ALLOCATE, sequence, len(found.device), sequence.table[len(found.device) :])
         if found.tail is not None:
             self.pool.share(found.tail.block)
+            self.ring.note(HIT, sequence, len(sequence.table), (found.tail.block,))
             sequence.table.append(found.tail.block)
         self._matches.pop(sequence, None)
         self._tell(sequence)
@@ -389,6 +406,8 @@ class BlockManager:
                 elif pool.count(block) == 1:
                     pool.share(found)
                     pool.release(block)
+                    self.ring.note_one(RELEASE, sequence, logical, block)
+                    self.ring.note_one(FORK, sequence, logical, found)
                     table[logical] = found
                     self.moves.entries[sequence.row, logical] = found
                 logical += 1
@@ -477,7 +496,9 @@ class BlockManager:
     def _trim(self, sequence: Sequence) -> None:
         """Give back blocks that were taken for tokens that are not going to be computed now."""
         while len(sequence.table) > self.blocks_for(int(self._rows.context[sequence.row])):
-            self.pool.release(sequence.table.pop())
+            block = sequence.table.pop()
+            self.pool.release(block)
+            self.ring.note(RELEASE, sequence, len(sequence.table), (block,))
             self.moves.entries.pop((sequence.row, len(sequence.table)), None)
         if self.windows is not None:
             self.windows.trim(sequence, len(sequence.table), self.moves)

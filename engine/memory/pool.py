@@ -8,6 +8,9 @@ from itertools import islice
 
 import numpy as np
 
+from quire.engine.memory.move_kinds import DEVICE, DISCARD, EVICT, HOLD, KEEP, PIN, UNHOLD
+from quire.engine.memory.move_ring import MoveRing
+
 
 class OutOfBlocks(Exception):
     """Raised when no block can be had; the caller must give some back first."""
@@ -22,8 +25,17 @@ class BlockPool:
     a block holds.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        on_evict: Callable[[int], None],
+        ring: MoveRing | None = None,
+        tier: int = DEVICE,
+    ) -> None:
+        """ring: which hears what is kept and held; of tables it hears from those who have them."""
         self.num_blocks = num_blocks
+        self._ring = ring or MoveRing(num_blocks)
+        self._tier = tier
         self.references = 0  # by tables, over all blocks
         self.num_active = 0
         self.allocations = 0  # since start
@@ -108,6 +120,7 @@ class BlockPool:
         self._evictable[block] = False
         self._kept[block] = False
         self.evictions += 1
+        self._ring.mark(EVICT + self._tier, block)
         self._on_evict(block)
         return block
 
@@ -155,11 +168,13 @@ class BlockPool:
         self._cached.pop(block, None)
         self._resting.discard(block)
         self._holds[block] += 1
+        self._ring.mark(HOLD + self._tier, block)
 
     def unhold(self, block: int, *, evict_next: bool = False) -> None:
         """End a transfer's hold on `block`. evict_next: once cached, it is the first to go."""
         assert self._holds[block] > 0, f"no transfer holds block {block}"
         self._holds[block] -= 1
+        self._ring.mark(UNHOLD + self._tier, block)
         if self._counts[block] == 0:
             self._settle(block)
             if evict_next and block in self._cached:
@@ -168,12 +183,15 @@ class BlockPool:
     def keep(self, block: int) -> None:
         """Have the content of active `block` outlive its last reference."""
         assert self._counts[block] > 0, f"block {block} is not active"
-        self._kept[block] = True
+        if not self._kept[block]:
+            self._kept[block] = True
+            self._ring.mark(KEEP + self._tier, block)
 
     def discard(self, block: int) -> None:
         """Have the content of `block`, which is not pinned, not be kept after all."""
         assert self._kept[block] and block not in self._pinned
         self._kept[block] = False
+        self._ring.mark(DISCARD + self._tier, block)
         if block in self._cached:
             del self._cached[block]
             self._evictable[block] = False
@@ -186,7 +204,9 @@ class BlockPool:
             del self._cached[block]
             self._evictable[block] = False
             self._resting.add(block)
-        self._pinned.add(block)
+        if block not in self._pinned:
+            self._pinned.add(block)
+            self._ring.mark(PIN + self._tier, block)
 
     def _settle(self, block: int) -> None:
         """Cache or free `block`, which has lost its last table or a transfer, unless another holds it."""

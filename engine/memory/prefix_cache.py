@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.engine.hashing import Digest, Prefix
+from quire.engine.memory.move_kinds import COMPUTED, COMPUTING, DEVICE
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.pinned_tails import Tail
 from quire.engine.memory.window_blocks import WindowBlocks
 
@@ -22,12 +24,15 @@ class PrefixCache:
     only hear of published ones.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, ring: MoveRing | None = None, tier: int = DEVICE) -> None:
+        """ring: which hears what is computing."""
         self.listeners: list[Callable[[Prefix, bool], None]] = []  # told: published from now on, or no more
         self.computing: set[int] = set()  # blocks that are findable and not published
         self._blocks: dict[Digest, int] = {}
         self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
         self._times_forgotten = array("q", bytes(8 * num_blocks))
+        self._ring = ring or MoveRing(num_blocks)
+        self._tier = tier
 
     def __len__(self) -> int:
         """Return the number of published blocks."""
@@ -49,6 +54,7 @@ class PrefixCache:
                 self._blocks[prefix.digest] = block
                 self._prefixes[block] = prefix
                 self.computing.add(block)
+                self._ring.mark(COMPUTING + self._tier, block)
 
     def publish(self, prefix: Prefix, block: int) -> int | None:
         """Publish `block`, unless another that holds the same is; return which. None: a collision."""
@@ -63,7 +69,7 @@ class PrefixCache:
         elif self._prefixes[block] is not None:
             if block not in self.computing:
                 return block
-            self.computing.remove(block)
+            self._computed(block)
         self._prefixes[block] = prefix
         for listener in self.listeners:
             listener(prefix, True)
@@ -80,9 +86,14 @@ class PrefixCache:
         prefix, self._prefixes[block] = self.prefix(block), None
         self._times_forgotten[block] += 1
         del self._blocks[prefix.digest]
-        self.computing.discard(block)
+        if block in self.computing:
+            self._computed(block)
         for listener in self.listeners:  # of one that was computing too: `prefixes` may have told of it
             listener(prefix, False)
+
+    def _computed(self, block: int) -> None:
+        self.computing.remove(block)
+        self._ring.mark(COMPUTED + self._tier, block)
 
     def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
         """Return how often each of `blocks` [N] was forgotten: until once more, it holds what was found."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quire.engine.hashing import Prefix
+from quire.engine.memory.move_kinds import ALLOCATE, COPY, FORK, HIT, KINDS, RELEASE
+from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import PrefixCache
@@ -17,9 +19,12 @@ from quire.engine.sequences.window_table import WindowTable
 class WindowGroup:
     """Layers that keep the last `window` tokens. Its tables are those of `number` times `stride` + a row."""
 
-    def __init__(self, number: int, window: int, block_size: int, stride: int, num_blocks: int) -> None:
+    def __init__(
+        self, number: int, window: int, block_size: int, stride: int, num_blocks: int, ring: MoveRing
+    ) -> None:
         self.window = window
-        self.cache = PrefixCache(num_blocks)
+        self.mark = KINDS * number  # of its moves
+        self.cache = PrefixCache(num_blocks, ring, self.mark)
         self._block_size = block_size
         self._first_table = number * stride
 
@@ -39,9 +44,12 @@ class WindowGroups:
     to a sequence's table is done to its window tables here; the manager says when.
     """
 
-    def __init__(self, windows: Sequence[int], block_size: int, pool: BlockPool, rows: Rows) -> None:
+    def __init__(
+        self, windows: Sequence[int], block_size: int, pool: BlockPool, rows: Rows, ring: MoveRing
+    ) -> None:
+        self._ring = ring
         self._groups = [
-            WindowGroup(number, window, block_size, rows.stride, pool.num_blocks)
+            WindowGroup(number, window, block_size, rows.stride, pool.num_blocks, ring)
             for number, window in enumerate(windows, 1)
         ]
         self._block_size = block_size
@@ -79,8 +87,9 @@ class WindowGroups:
         """Add `blocks` to the tables of `sequence`, to each as many."""
         self._begin(sequence)
         count = len(blocks) // len(self._groups)
-        for at, (_, row, table) in enumerate(self._tables(sequence)):
+        for at, (group, row, table) in enumerate(self._tables(sequence)):
             own = blocks[at * count : (at + 1) * count]
+            self._ring.note(ALLOCATE + group.mark, sequence, table.end, own)
             for logical, block in enumerate(own, table.end):
                 moves.entries[row, logical] = block
             table.blocks += own
@@ -90,9 +99,10 @@ class WindowGroups:
         self._begin(child)
         self._begin(parent)
         theirs = iter(parent.window_tables)
-        for group, row, own in self._tables(child):
+        for group, _, own in self._tables(child):
             table = next(theirs)
-            self._replace(group, row, own, table.first, table.blocks[: max(0, end - table.first)], moves)
+            blocks = table.blocks[: max(0, end - table.first)]
+            self._replace(group, child, own, table.first, blocks, moves)
         self._note_given_back(child)
 
     def follow(self, parent: TokenSequence, child: TokenSequence, position: int, moves: Moves) -> int | None:
@@ -109,18 +119,25 @@ class WindowGroups:
             copied = kept and not self._pool.is_held(own.block(logical))
             if copied:
                 blocks[logical - table.first] = own.block(logical)
-            self._replace(group, row, own, table.first, blocks, moves)
+            self._replace(group, child, own, table.first, blocks, moves)
             if copied:
-                self._copy(row, table.block(logical), own.block(logical), moves)
+                self._copy(group, row, table.block(logical), own.block(logical), moves)
             copies += copied
             shares |= begun and not copied
         self._note_given_back(child)
         return None if shares else copies
 
     def _replace(
-        self, group: WindowGroup, row: int, table: WindowTable, first: int, blocks: list[int], moves: Moves
+        self,
+        group: WindowGroup,
+        sequence: TokenSequence,
+        table: WindowTable,
+        first: int,
+        blocks: list[int],
+        moves: Moves,
     ) -> None:
-        """Have `table` name `blocks` from logical block `first` on, instead of its own."""
+        """Have `table`, of `sequence`, name `blocks` from logical block `first` on, instead of its own."""
+        row = group.table_row(sequence.row)
         before = dict(enumerate(table.blocks, table.first))
         table.first, table.blocks = first, list(blocks)
         given_back: list[int] = []
@@ -131,8 +148,11 @@ class WindowGroups:
             self._pool.share(new)
             moves.entries[row, logical] = new
             if old is not None:
+                self._ring.note_one(RELEASE + group.mark, sequence, logical, old)
                 given_back.append(old)
+            self._ring.note_one(FORK + group.mark, sequence, logical, new)
         for logical, old in before.items():
+            self._ring.note_one(RELEASE + group.mark, sequence, logical, old)
             moves.entries.pop((row, logical), None)
             given_back.append(old)
         if given_back:
@@ -155,16 +175,19 @@ class WindowGroups:
             source = table.block(logical)
             if not self._is_own(group, source):
                 destination = self._pool.allocate()
-                self._copy(row, source, destination, moves)
+                self._copy(group, row, source, destination, moves)
                 self._release(group, [source], moves)
+                self._ring.note_one(RELEASE + group.mark, sequence, logical, source)
+                self._ring.note_one(ALLOCATE + group.mark, sequence, logical, destination)
                 table.blocks[logical - table.first] = destination
                 moves.entries[row, logical] = destination
                 return
 
-    def _copy(self, row: int, source: int, destination: int, moves: Moves) -> None:
+    def _copy(self, group: WindowGroup, row: int, source: int, destination: int, moves: Moves) -> None:
         assert source not in moves.written, "a copy is made before the step writes its source"
         assert row not in moves.copies, "a table has two copies in one plan"
         self._pool.hold(source)
+        self._ring.mark_pair(COPY + group.mark, destination, source)
         moves.copies[row] = source, destination
 
     def _undo_copy(self, row: int, moves: Moves) -> None:
@@ -188,6 +211,7 @@ class WindowGroups:
             del table.blocks[:count]
             for logical in range(table.first, table.first + count if moves.entries else table.first):
                 moves.entries.pop((row, logical), None)
+            self._ring.note(RELEASE + group.mark, sequence, table.first, behind)
             table.first += count
             self._release(group, behind, moves)
             total += count
@@ -197,9 +221,11 @@ class WindowGroups:
 
     def trim(self, sequence: TokenSequence, end: int, moves: Moves) -> None:
         """Give back blocks from logical block `end` on, which were taken for tokens not computed now."""
-        for _, row, table in self._tables(sequence):
+        for group, row, table in self._tables(sequence):
             while table.end > end:
-                self._pool.release(table.blocks.pop())
+                block = table.blocks.pop()
+                self._pool.release(block)
+                self._ring.note_one(RELEASE + group.mark, sequence, table.end, block)
                 moves.entries.pop((row, table.end), None)
 
     def tell(self, sequence: TokenSequence, moves: Moves) -> None:
@@ -212,6 +238,7 @@ class WindowGroups:
     def free(self, sequence: TokenSequence, moves: Moves) -> None:
         """Give every block back."""
         for group, row, table in self._tables(sequence):
+            self._ring.note(RELEASE + group.mark, sequence, table.first, table.blocks)
             self._release(group, table.blocks, moves)
             for logical in range(table.first, table.end if moves.entries else table.first):
                 moves.entries.pop((row, logical), None)
@@ -270,6 +297,7 @@ class WindowGroups:
         computing = len(sequence.table)
         for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
             table.first, table.blocks = part.first, list(part.blocks)
+            self._ring.note(HIT + group.mark, sequence, part.first, table.blocks)
             for logical, block in enumerate(part.blocks, part.first):
                 self._pool.share(block)
                 if block in group.cache.computing:
@@ -300,6 +328,8 @@ class WindowGroups:
                 elif found is not None and self._pool.count(block) == 1:
                     self._pool.share(found)
                     self._pool.release(block)
+                    self._ring.note_one(RELEASE + group.mark, sequence, logical, block)
+                    self._ring.note_one(FORK + group.mark, sequence, logical, found)
                     table.blocks[logical - table.first] = found
                     moves.entries[row, logical] = found
 

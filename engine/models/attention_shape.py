@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 class AttentionShape:
     """heads: of queries. head_dim: of a query and a key, and of a value, which may be filled with zeros.
 
-    scale: of scores. plain: weights are the softmax of scaled scores, with neither a cap nor sinks.
+    scale: of scores. plain: weights are the softmax of scaled scores, without a cap, sinks or slopes.
+    chunked: its window is a chunk, see `kernels.attention.batch.AttentionLayer`.
     copies: ranks that hold the same KV heads.
     """
 
@@ -18,6 +19,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     plain: bool = True
+    chunked: bool = False
     copies: int = 1
 
     def divides(self, ranks: int) -> bool:

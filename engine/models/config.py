@@ -67,6 +67,7 @@ class ModelConfig:
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
+    in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several
     undivided: str = ""  # why no more than one rank can compute it
     has_experts: bool = False  # which ranks can have whole
     expert_parallel: bool = False  # each rank has some experts whole, and not a part of all
@@ -106,8 +107,8 @@ class ModelConfig:
     @property
     def plain(self) -> bool:
         """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
-        return len({(each.kv_heads, each.head_dim, each.plain) for each in self.attention}) <= 1 and all(
-            each.plain for each in self.attention
+        return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
+            each.plain and not each.chunked for each in self.attention
         )
 
     @property
@@ -410,7 +411,7 @@ def read_max_positions(folder: Path) -> int:
     raw = read_json(folder / "config.json") or {}
     nested = raw.get("text_config")
     for fields in (raw, nested if isinstance(nested, dict) else {}):
-        for name in ("max_position_embeddings", "n_positions", "n_ctx"):
+        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
             positions = fields.get(name)
             if isinstance(positions, int) and not isinstance(positions, bool) and positions > 0:
                 return positions

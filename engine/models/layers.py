@@ -49,9 +49,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerShape:
     """Return a layer, computed in dtype, as the choice of kernels sees it."""
     cache = config.cache_specs[layer]
-    heads, plain = config.num_heads, True
+    heads, plain, chunked = config.num_heads, True, False
     if config.attention:
-        heads, plain = config.attention[layer].heads, config.attention[layer].plain
+        attention = config.attention[layer]
+        chunked = attention.chunked and cache.window > 0
+        heads, plain = attention.heads, attention.plain and not chunked
     q_size, kv_size = heads * cache.head_dim, cache.heads * cache.head_dim
     hidden, inner, gated = config.hidden_size, config.intermediate_size, config.rope is not None
     share: Share = "whole" if config.ranks == 1 else "inputs"
@@ -65,6 +67,7 @@ def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerSha
         down=Matrix(hidden, inner, config.mlp_bias, share=share),
         gated=gated,
         plain=plain,
+        chunked=chunked,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from quire.engine.models.json_fields import Fields, read_json
 Runner = Literal["auto", "generate", "pooling"]
 PooledTokens = Literal["last", "mean", "first"]
 Activation = Literal["none", "sigmoid"]
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 CLASSIFIER = "ForSequenceClassification"
@@ -33,6 +34,7 @@ _TOKENS: dict[str, PooledTokens] = {
 }
 _MODES: dict[str, PooledTokens] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 _MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
+_PROBLEM_TYPES: dict[Any, ProblemType] = {name: name for name in get_args(ProblemType)}
 _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
 
 
@@ -46,7 +48,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     label_tokens: tuple[
         int, ...
     ] = ()  # whose logit is the score, less that of the second; none: a head is there
-    activation: Activation = "none"  # of what the head gives, likewise
+    activation: Activation = "none"  # of a score that the head gives, likewise
+    problem_type: ProblemType | None = None  # that a head was trained for, as transformers calls it
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
 
@@ -64,6 +67,15 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
             what = f"one of {', '.join(map(str, self.dimensions))}" if self.dimensions else f"1 to {size}"
             raise FieldError("dimensions", f"dimensions must be {what}, got {asked}")
         return asked
+
+    @property
+    def class_activation(self) -> Literal["none", "sigmoid", "softmax"]:
+        """Return what makes probabilities of a head's numbers, as transformers' pipeline has it."""
+        if self.problem_type == "regression":
+            return "none"  # they are no probabilities
+        if self.labels == 1 or self.problem_type == "multi_label_classification":
+            return "sigmoid"
+        return "sigmoid" if self.activation == "sigmoid" and self.problem_type is None else "softmax"
 
     @property
     def needs_all(self) -> bool:
@@ -100,7 +112,9 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         count = fields.size("num_labels", count)
         names = _names(labels) if isinstance(labels, dict) else ()
         names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
-        return Pooling(labels=count, names=names, activation=_activation(folder, raw, count))
+        problem_type = _PROBLEM_TYPES.get(raw.get("problem_type"))
+        activation = _activation(folder, raw, count)
+        return Pooling(labels=count, names=names, activation=activation, problem_type=problem_type)
     matryoshka, dimensions = _matryoshka(fields)
     if modules is None:
         return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions)
@@ -187,15 +201,20 @@ def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:
 
 
 def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
-    """Return what a score goes through: a sigmoid, unless the folder says otherwise or one label fits."""
+    """Return what a score goes through.
+
+    What the folder names as its activation; without that a sigmoid, unless one of several labels fits or it
+    is a number that was learnt (a regression).
+    """
     own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
     file = folder / "config_sentence_transformers.json"
     name = name or raw.get("sbert_ce_default_activation_function")
     name = name or (read_json(file) or {}).get("activation_fn")
     if name is None:
-        alone = labels == 1 or raw.get("problem_type") == "multi_label_classification"
-        return "sigmoid" if alone else "none"
+        problem_type = raw.get("problem_type")
+        alone = labels == 1 or problem_type == "multi_label_classification"
+        return "sigmoid" if alone and problem_type != "regression" else "none"
     kind = str(name).rpartition(".")[2]
     if kind not in _ACTIVATIONS:
         raise ValueError(

@@ -91,6 +91,7 @@ class Scheduler:
 
         `now`: monotonic seconds. `only`: of those that wait, no others are let in.
         """
+        self.blocks.ring.begin_step(now, len(self.state.waiting) - self.state.num_swapped)
         draft = StepDraft()
         decodes = self._schedule_decodes(draft)
         draft.budget = self.max_num_batched_tokens - len(decodes)

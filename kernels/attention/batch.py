@@ -16,10 +16,12 @@ from quire.kernels.shapes import StepShape
 class AttentionLayer:
     """What attention of one layer is, in every step.
 
-    window: how many newest keys a query sees, 0 means all. softcap: what a scaled score stays below, by tanh;
+    window: how many newest keys a query sees, 0 means all; chunked: of them only those from the last multiple
+    of the window on, as Llama 4's local layers. slopes [Hq] fp32: what a score loses for each token between
+    key and query (ALiBi), or None. softcap: what a scaled score stays below, by tanh;
     0 is none. sinks [Hq]: the score of a key without a value that each head sees besides, or None. rope
     [max_pos, D] fp32, cosines then sines, or None for models without; q_norm and k_norm [D], or both None.
-    Raises ValueError if only one is given.
+    Raises ValueError if only one is given, or a chunk has no length.
     """
 
     num_heads: int
@@ -33,8 +35,12 @@ class AttentionLayer:
     eps: float = 0.0
     softcap: float = 0.0
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    chunked: bool = False
 
     def __post_init__(self) -> None:
+        if self.chunked and not self.window:
+            raise ValueError("chunked attention needs a window, the length of a chunk")
         if (self.q_norm is None) != (self.k_norm is None):
             raise ValueError("q_norm and k_norm must be given together, got only one")
 
@@ -45,8 +51,8 @@ class AttentionLayer:
 
     @property
     def plain(self) -> bool:
-        """Whether weights are the softmax of scaled scores, and nothing else."""
-        return not self.softcap and self.sinks is None
+        """Whether weights are the softmax of the scaled scores of all keys or of the newest."""
+        return not self.softcap and self.sinks is None and self.slopes is None and not self.chunked
 
     def queries(self, qkv: Tensor) -> Tensor:
         """View the query heads [T, Hq, D] of a fused projection qkv [T, (Hq + 2 Hkv) D]."""

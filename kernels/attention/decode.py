@@ -108,8 +108,8 @@ def decode_splits(
     tokens, unless partial results are returned; a row without context writes nothing. Grid and launches
     depend on shapes only, so CUDA graphs may capture it. `splits` overrides `plan_splits`; with one,
     `attention.hopper_decode` may divide long rows all the same, by the workspace, and merges them itself,
-    unless rows share. What the rows share is read once for all of them (no use with a window). In fp8 q must
-    fit fp16.
+    unless rows share. What the rows share is read once for all of them, without a window or slopes. In fp8 q
+    must fit fp16.
 
     NEW: a token's query heads are followed by its Hkv heads of k and of v, all as the projection gave them:
     they are normalised and rotated here, and K and V written to the cache. Not for rows that share, nor for
@@ -150,7 +150,7 @@ def decode_splits(
     tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
     max_tiles = triton.cdiv(batch.block_tables.shape[1] * block_size, tile)
     prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
-    if shared is not None and layer.window == 0:
+    if shared is not None and layer.window == 0 and layer.slopes is None:
         splits = 1  # what is left of such a batch is short
         prefix_attention(
             q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix, layer.softcap
@@ -181,12 +181,12 @@ def decode_splits(
         decode_kernel[num_kv_heads, count, splits](
             out, workspace.partials, workspace.lse, q, kv, batch.block_tables, batch.rows, batch.context_lens,
             batch.order, *prefixes, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None,
-            layer.sinks, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4], *words(cache.scales),
-            *heads,
+            layer.sinks, layer.slopes, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4],
+            *words(cache.scales), *heads,
             GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim, TILE=tile,
-            PLANES=bool(held.planes), NEW=new, FIRST=first, EARLY=early,
+            PLANES=bool(held.planes), CHUNKED=layer.chunked, NEW=new, FIRST=first, EARLY=early,
             BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
         )  # fmt: skip
     if splits == 1:
         return None
-    return SplitPartials(out, batch.context_lens, layer.window, splits, tile, workspace)
+    return SplitPartials(out, batch.context_lens, layer.window, splits, tile, workspace, layer.chunked)

@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.attention.cascade import MAX_SPANS, spans_of
 from quire.kernels.attention.kv_tile import LOWEST, ask_for_tile, attend, load_blocks, load_tile
 from quire.kernels.attention.qk_norm_rope import load_angles, load_weights, normed_and_rotated, other_half
-from quire.kernels.attention.softmax import capped, load_sinks
+from quire.kernels.attention.softmax import capped, load_of_heads
 from quire.kernels.attention.splits import tiles_and_splits
 from quire.kernels.formats import fp12
 from quire.kernels.formats.fp8 import as_exact, attend_paired, load_paired_tile, split_dims
@@ -66,6 +66,7 @@ def decode_kernel(
     window: tl.tensor,
     softcap_log2: tl.tensor,
     sinks: tl.tensor,
+    slopes: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -86,6 +87,7 @@ def decode_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     PLANES: tl.constexpr,
+    CHUNKED: tl.constexpr,
     NEW: tl.constexpr,
     FIRST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -110,7 +112,7 @@ def decode_kernel(
         cascade = tl.load(cascade_of + index)
         shared_len = tl.load(shared_lens + cascade, mask=cascade >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
-        context_len, shared_len, window, max_splits, TILE
+        context_len, shared_len, window, max_splits, TILE, CHUNKED
     )
     if split >= tl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
@@ -174,11 +176,14 @@ def decode_kernel(
             new_k, k_other, k_weight, k_other_weight, cos, sin, eps, NORMED, ROTATED, HEAD_DIM
         )
 
+    slope = slopes
+    if slopes is not None:
+        slope = load_of_heads(slopes, q_head, lane < GROUP)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:  # as a key without a value, of the first split
-        sink = load_sinks(sinks, q_head, lane < GROUP)
+        sink = load_of_heads(sinks, q_head, lane < GROUP)
         peak = tl.where(split == 0, sink, peak)
         total = tl.where(split == 0, 1.0, total)
     if cascade_of is not None:
@@ -230,8 +235,9 @@ def decode_kernel(
             begin += 1
             blocks = load_blocks(table, begin * TILE, context_len, BLOCK_SIZE, TILE)
             acc, peak, total = attend(
-                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2
-            )
+                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2,
+                slope, context_len - 1, (begin - 1) * TILE,
+            )  # fmt: skip
         for tile in range(begin, end):
             k, v = load_tile(
                 kv, blocks, tile * TILE, cached_len, block_stride, part_stride, slot_stride,
@@ -241,8 +247,9 @@ def decode_kernel(
             key = tile * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < cached_len)
             acc, peak, total = attend(
-                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2
-            )
+                q_tile, k, v, seen[None, :], acc, peak, total, scale_log2, True, softcap_log2,
+                slope, context_len - 1, tile * TILE,
+            )  # fmt: skip
     else:
         q_exact = as_exact(q_tile, kv)
         if cascade_of is not None or sinks is not None:
@@ -262,8 +269,9 @@ def decode_kernel(
             key = tile * TILE + tl.arange(0, TILE)
             seen = (key >= first_key) & (key < context_len)
             even, odd, peak, total = attend_paired(
-                q_exact, k, v, scales, seen[None, :], even, odd, peak, total, scale_log2, softcap_log2
-            )
+                q_exact, k, v, scales, seen[None, :], even, odd, peak, total, scale_log2, softcap_log2,
+                slope, context_len - 1, tile * TILE,
+            )  # fmt: skip
         acc = tl.interleave(even, odd)
 
     acc = acc / total[:, None]  # every split saw a key

@@ -23,11 +23,18 @@ def decode_reference(
     group = num_q_heads // num_kv_heads
     sinks = None if layer.sinks is None else layer.sinks.view(num_kv_heads, group, 1)
     shape = torch.Size((*cache.kv.shape[:4], head_dim))
-    for part in gather.parts(batch.block_tables, batch.rows, batch.context_lens, shape, layer.window):
+    parts = gather.parts(
+        batch.block_tables, batch.rows, batch.context_lens, shape, layer.window, chunked=layer.chunked
+    )
+    for part in parts:
         k, v = cache.read(part.index).flatten(3, 4).narrow(3, 0, part.longest).unbind(1)
         # Grouped query heads are the matmul's M side, so K and V are never repeated.
         grouped = q[part.members].reshape(-1, num_kv_heads, group, head_dim).float() * layer.scale
         scores = grouped @ k.mT
+        if layer.slopes is not None:
+            newest = batch.context_lens[part.members].view(-1, 1, 1, 1) - 1
+            age = newest - torch.arange(part.longest, device=q.device)
+            scores -= layer.slopes.view(num_kv_heads, group, 1) * age
         weights = weights_reference(scores, part.hidden, layer.softcap, sinks)
         if part.hidden is not None:  # unused slots may hold NaN, and 0 · NaN is NaN
             v = v.masked_fill(part.hidden.mT, 0.0)

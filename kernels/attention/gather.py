@@ -26,7 +26,7 @@ class DecodeGather:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[torch.Tensor, torch.Tensor, torch.Size, int] | None = None
+        self._key: tuple[torch.Tensor, torch.Tensor, torch.Size, int, bool] | None = None
         self._parts: list[_Part] = []
 
     def parts(
@@ -36,11 +36,17 @@ class DecodeGather:
         context_lens: torch.Tensor,
         kv_shape: torch.Size,
         window: int,
+        *,
+        chunked: bool = False,
     ) -> list[_Part]:
-        """Return parts; each row with a context is in one. kv_shape [blocks, 2, Hkv, block_size, D]."""
+        """Return parts; each row with a context is in one. kv_shape [blocks, 2, Hkv, block_size, D].
+
+        window and chunked as `attention.batch.AttentionLayer` has them.
+        """
         key = self._key
-        if key is None or key[0] is not rows or key[1] is not context_lens or key[2:] != (kv_shape, window):
-            self._key = (rows, context_lens, kv_shape, window)
+        rest = (kv_shape, window, chunked)
+        if key is None or key[0] is not rows or key[1] is not context_lens or key[2:] != rest:
+            self._key = (rows, context_lens, *rest)
             lens = context_lens.tolist()
             self._parts = []
             for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4]):
@@ -49,7 +55,13 @@ class DecodeGather:
                     members = torch.tensor(indices, device=rows.device)
                 longest = lens[indices[0]]
                 tables = block_tables[rows[members], : -(-longest // kv_shape[3])]
-                self._parts.append(_part(members, longest, tables, context_lens[members], kv_shape, window))
+                lens_of_part = context_lens[members]
+                first_seen = None
+                if chunked:
+                    first_seen = (lens_of_part - 1) // window * window
+                elif window:
+                    first_seen = lens_of_part - window
+                self._parts.append(_part(members, longest, tables, lens_of_part, kv_shape, first_seen))
         return self._parts
 
 
@@ -77,7 +89,7 @@ def _part(
     tables: torch.Tensor,
     context_lens: torch.Tensor,
     kv_shape: torch.Size,
-    window: int,
+    first_seen: torch.Tensor | None,
 ) -> _Part:
     num_kv_heads, block_size = kv_shape[2:4]
     position = torch.arange(longest, device=tables.device)
@@ -86,7 +98,7 @@ def _part(
     blocks = tables.long().masked_fill_(~seen[:, ::block_size], 0)  # what follows a row's own may be anything
     parts_and_heads = torch.arange(2 * num_kv_heads, device=tables.device).view(2, num_kv_heads, 1)
     index = (blocks[:, None, None], parts_and_heads // num_kv_heads, parts_and_heads % num_kv_heads)
-    if window:
-        seen = seen & (position >= ends - window)
+    if first_seen is not None:
+        seen = seen & (position >= first_seen[:, None])
     hidden = None if bool(seen.all()) else ~seen[:, None, None]
     return _Part(members, longest, index, hidden)

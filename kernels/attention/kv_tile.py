@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.attention.softmax import capped
+from quire.kernels.attention.softmax import capped, sloped
 from quire.kernels.formats.fp8 import dequantize_tile
 from quire.kernels.formats.fp12 import load_planes_tile
 from quire.kernels.formats.kv_scales import load_words
@@ -140,13 +140,20 @@ def attend(
     scale_log2: tl.tensor,
     MASKED: tl.constexpr,
     softcap_log2: tl.tensor = None,
+    slope: tl.tensor = None,
+    position: tl.tensor = 0,
+    first_key: tl.tensor = 0,
 ) -> tl.tensor:
     """One step of online softmax (Milakov & Gimelshein 2018) in base 2; returns the new (acc, peak, total).
 
     q [M, DIM], k and v [TILE, DIM], seen [M or 1, TILE] (used if MASKED), acc [M, DIM], peak and total [M].
-    `scale_log2` is the softmax scale times log2(e), and `softcap_log2` that of scores or None.
+    `scale_log2` is the softmax scale times log2(e), and `softcap_log2` that of scores or None; slope [M] or
+    None, position and first_key as `attention.softmax.sloped` has them.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if slope is not None:
+        scores = sloped(scores * scale_log2, slope, position, first_key, k.shape[0])
+        scale_log2 = 1.0
     if softcap_log2 is not None:
         scores = capped(scores * scale_log2, softcap_log2)
         scale_log2 = 1.0

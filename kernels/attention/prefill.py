@@ -22,7 +22,7 @@ from quire.kernels.attention.kv_tile import (
     load_tile,
     tile_keys,
 )
-from quire.kernels.attention.softmax import load_sinks, weights_reference
+from quire.kernels.attention.softmax import load_of_heads, weights_reference
 from quire.kernels.formats.fp8 import as_exact
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
@@ -72,6 +72,7 @@ def _prefill_kernel(
     window: tl.tensor,
     softcap_log2: tl.tensor,
     sinks: tl.tensor,
+    slopes: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -88,6 +89,7 @@ def _prefill_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     PLANES: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ) -> None:
     """Attend from BLOCK_M // GROUP consecutive queries of a sequence, for all heads of one kv head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -123,12 +125,18 @@ def _prefill_kernel(
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:  # as a key without a value
-        peak = load_sinks(sinks, q_head, lane < BLOCK_Q * GROUP)
+        peak = load_of_heads(sinks, q_head, lane < BLOCK_Q * GROUP)
         total += 1.0
+    slope = slopes
+    if slopes is not None:
+        slope = load_of_heads(slopes, q_head, lane < BLOCK_Q * GROUP)
     # Without a window all queries see all keys up to the first position's: whole tiles that need no mask.
     first_tile = 0
     masked_tile = tl.maximum(first_position + 1, 0) // TILE
-    if window > 0:
+    if CHUNKED:
+        first_tile = tl.maximum(first_position, 0) // window * window // TILE
+        masked_tile = first_tile
+    elif window > 0:
         first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
         masked_tile = first_tile
     blocks = load_blocks(table, first_tile * TILE, context_len, BLOCK_SIZE, TILE)
@@ -138,7 +146,10 @@ def _prefill_kernel(
             BLOCK_SIZE, HEAD_DIM, DIM, TILE, False, kv_scales, scale_block_stride, q_tile.dtype, PLANES,
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
-        acc, peak, total = attend(q_tile, k, v, True, acc, peak, total, scale_log2, False, softcap_log2)
+        acc, peak, total = attend(
+            q_tile, k, v, True, acc, peak, total, scale_log2, False, softcap_log2,
+            slope, (first_position + lane // GROUP)[:, None], tile * TILE,
+        )  # fmt: skip
     position = first_position + lane // GROUP
     for tile in range(masked_tile, tl.cdiv(end, TILE)):
         k, v = load_tile(
@@ -147,8 +158,14 @@ def _prefill_kernel(
         )  # fmt: skip
         blocks = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
-        seen = (age >= 0) & ((age < window) | (window == 0))
-        acc, peak, total = attend(q_tile, k, v, seen, acc, peak, total, scale_log2, True, softcap_log2)
+        if CHUNKED:
+            seen = (age >= 0) & (age <= (position % window)[:, None])
+        else:
+            seen = (age >= 0) & ((age < window) | (window == 0))
+        acc, peak, total = attend(
+            q_tile, k, v, seen, acc, peak, total, scale_log2, True, softcap_log2,
+            slope, position[:, None], tile * TILE,
+        )  # fmt: skip
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     offset = ((token * tl.num_programs(0) * GROUP + q_head) * HEAD_DIM)[:, None] + dim[None, :]
@@ -207,9 +224,9 @@ def prefill(
     _prefill_kernel[num_kv_heads, num_tokens // (block_m // group) + num_sequences](
         out, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
         num_sequences, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks,
-        q.stride(0), batch.block_tables.stride(0), *cache.kv.stride()[:4], *words(cache.scales),
+        layer.slopes, q.stride(0), batch.block_tables.stride(0), *cache.kv.stride()[:4], *words(cache.scales),
         GROUP=group, BLOCK_M=block_m, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim,
-        TILE=tiles.keys, PLANES=bool(cache.format.planes),
+        TILE=tiles.keys, PLANES=bool(cache.format.planes), CHUNKED=layer.chunked,
         num_warps=max(block_m // 16, dim // 64), num_stages=tiles.stages,
         maxnreg=128 if block_m == 128 else None,  # two programs on a multiprocessor: a third faster
     )  # fmt: skip
@@ -232,7 +249,8 @@ def prefill_reference(
             continue
         first_position = context_len - (end - begin)
         # Blocks behind the first query's window may be another's by now.
-        first_block = max(0, first_position + 1 - window) // block_size if window else 0
+        begin_of_window = first_position // window * window if layer.chunked else first_position + 1 - window
+        first_block = max(0, begin_of_window) // block_size if window else 0
         first_key = first_block * block_size
         table = batch.block_tables[row, first_block : -(-context_len // block_size)].long()
         num_keys = context_len - first_key
@@ -243,7 +261,9 @@ def prefill_reference(
         position = torch.arange(first_position, context_len, device=q.device)[:, None]
         key = torch.arange(first_key, context_len, device=q.device)
         seen = key <= position
-        if window:
+        if layer.chunked:
+            seen &= key >= position // window * window
+        elif window:
             seen &= key > position - window
         # Grouped query heads become more queries of their kv head, so K and V are never repeated.
         group = num_q_heads // num_kv_heads
@@ -258,6 +278,9 @@ def prefill_reference(
             if layer.sinks is not None:
                 sinks = layer.sinks.view(num_kv_heads, group, 1).repeat_interleave(end - begin, 1)
             scores = grouped @ k.mT * layer.scale
+            if layer.slopes is not None:
+                slopes = layer.slopes.view(num_kv_heads, group, 1).repeat_interleave(end - begin, 1)
+                scores += slopes * (key - position).repeat(group, 1)
             attended = weights_reference(scores, ~seen.repeat(group, 1), layer.softcap, sinks) @ v
         attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
         out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)

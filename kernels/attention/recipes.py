@@ -103,6 +103,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
         UNMERGED,
         lambda case: (
             _decodes_new(case)
+            and not case.layer.chunked  # whose splits what merges them does not reckon
             and case.layer.output.share == "whole"
             and split_output.supports(case.gpu, case.layer.dtype, case.layer.output, case.layer.num_heads)
         ),

@@ -1,7 +1,8 @@
-"""What turns scores into weights where a layer's attention is more than a softmax: a cap, and sinks.
+"""What turns scores into weights where a layer's attention is more than a softmax: slopes, a cap, and sinks.
 
-A cap keeps scores below a number (Gemma 2): softcap · tanh(score / softcap). A sink is the score of a key
-without a value that a head sees besides (gpt-oss; Xiao et al. 2023): weights need not sum to one.
+By its slope a head's score falls with each token between key and query (ALiBi; Press et al. 2022). A cap
+keeps scores below a number (Gemma 2): softcap · tanh(score / softcap). A sink is the score of a key without a
+value that a head sees besides (gpt-oss; Xiao et al. 2023): weights need not sum to one.
 """
 
 from __future__ import annotations
@@ -23,9 +24,21 @@ def capped(scores: tl.tensor, softcap_log2: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def load_sinks(sinks: tl.tensor, head: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Return the sinks of heads, times log2(e); 0 where masked."""
-    return tl.load(sinks + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
+def load_of_heads(values: tl.tensor, head: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Return the sinks or slopes of heads, times log2(e); 0 where masked."""
+    return tl.load(values + head, mask=mask, other=0.0).to(tl.float32) * LOG2_E
+
+
+@triton.jit
+def sloped(
+    scores: tl.tensor, slope: tl.tensor, position: tl.tensor, first_key: tl.tensor, KEYS: tl.constexpr
+) -> tl.tensor:
+    """Return scores [M, KEYS] of keys from `first_key` on, less slope [M] for each token up to `position`.
+
+    position: of the queries, [M, 1] or one of all. Scores and slope are times log2(e).
+    """
+    key = first_key + tl.arange(0, KEYS)
+    return scores + slope[:, None] * (key[None, :] - position).to(tl.float32)
 
 
 def weights_reference(

@@ -132,6 +132,7 @@ class SplitPartials:
     max_splits: int
     tile: int
     workspace: DecodeWorkspace
+    chunked: bool = False
 
     def merged(self) -> torch.Tensor:
         """Merge the splits of each row; return `out` as [T, Hq D]."""
@@ -147,7 +148,7 @@ def merge_splits(partials: SplitPartials) -> None:
     _merge_kernel[num_q_heads, partials.context_lens.shape[0], dim // part](
         partials.out, partials.workspace.partials, partials.workspace.lse, partials.context_lens,
         partials.window, partials.max_splits,
-        HEAD_DIM=head_dim, PART=part, TILE=partials.tile,
+        HEAD_DIM=head_dim, PART=part, TILE=partials.tile, CHUNKED=partials.chunked,
         SPLITS=triton.next_power_of_2(partials.max_splits), num_warps=1,
         **dependent_launch(partials.out.device),
     )  # fmt: skip
@@ -160,9 +161,13 @@ def tiles_and_splits(
     window: tl.tensor,
     max_splits: tl.tensor,
     TILE: tl.constexpr,
+    CHUNKED: tl.constexpr,
 ) -> tl.tensor:
     """Return a row's first visible key of its own, its tile, tiles, tiles in a split, splits with work."""
-    first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
+    if CHUNKED:
+        first_key = tl.maximum(context_len - 1, 0) // window * window
+    else:
+        first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile
     split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
@@ -184,6 +189,7 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     PART: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
@@ -192,7 +198,7 @@ def _merge_kernel(
     index = tl.program_id(1)
     num_q_heads = tl.num_programs(0)
     context_len = tl.load(context_lens + index)
-    _, _, _, _, splits = tiles_and_splits(context_len, 0, window, max_splits, TILE)
+    _, _, _, _, splits = tiles_and_splits(context_len, 0, window, max_splits, TILE, CHUNKED)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

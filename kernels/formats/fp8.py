@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.attention.softmax import capped
+from quire.kernels.attention.softmax import capped, sloped
 from quire.kernels.formats.kv_scales import unless_broken, unpack
 
 DTYPE = torch.float8_e4m3fn
@@ -120,6 +120,9 @@ def attend_paired(
     total: tl.tensor,
     scale_log2: tl.tensor,
     softcap_log2: tl.tensor = None,
+    slope: tl.tensor = None,
+    position: tl.tensor = 0,
+    first_key: tl.tensor = 0,
 ) -> tl.tensor:
     """Attend as `attention.kv_tile.attend` does, to what `load_paired_tile` gave.
 
@@ -134,6 +137,8 @@ def attend_paired(
     v_power = ((127 - v_exponent) << 23).to(tl.float32, bitcast=True)  # one over 2^exponent
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
     scores = scores * (k_scale.to(tl.float32) * scale_log2)[None, :]
+    if slope is not None:
+        scores = sloped(scores, slope, position, first_key, k.shape[0])
     if softcap_log2 is not None:
         scores = capped(scores, softcap_log2)
     scores = scores + v_exponent.to(tl.float32)[None, :]

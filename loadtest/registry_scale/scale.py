@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
+from quire.engine.registry.publisher import BATCH
 from quire.engine.registry.redis import MAX_REPLICAS
 from quire.loadtest.registry_scale.costs import PROMPT, RedisCosts
-from quire.loadtest.registry_scale.fleet import Simulation
-from quire.loadtest.registry_scale.publishing import Publishing
-from quire.service.router.directory import TIMEOUT
+from quire.loadtest.registry_scale.fleet import Server, Simulation
+from quire.loadtest.registry_scale.replica_process import LEASE
+from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.router.config import RouterConfig
 
-PIECES = 200  # that a replica's cache is simulated in, since a thousand times 50,000 blocks are too many
-PREFIX_PIECES = 43
-PREFIXES_EACH = 4  # a replica, so that a seventh of its room is left for what runs
+PREFIXES_EACH = 2  # a replica
+PREFIX_BLOCKS = 125  # of a tenant
+SHARED_BLOCKS = 8  # of these, the first, as of a system prompt that all tenants have
+FRESH_BLOCKS = 50  # of a request's question, that push out older ones
+LEAST_REQUESTS = 1000  # that hits are counted of, before churn and in it
+RESTARTS_A_SECOND = 0.02  # of each replica
+DEATHS_A_SECOND = 0.01  # of each replica, in whose place another one joins
+ROUTER_REQUESTS = 100  # a second, that one router process is for
+MAX_HELD = 5_000_000  # blocks that are simulated at once: each takes some 600 bytes of this process
 BUSY = 0.7  # of one thread's time, above which waits grow quickly
 
 
@@ -23,85 +32,137 @@ class FleetSize:
     """A fleet of one registry. Redis' share is of one core: it has one thread for commands."""
 
     replicas: int
+    held_blocks: int  # that each replica really has in the simulation and in Redis
+    routers: int
     hits: float  # of repeats that found their prefix
-    hits_after_restarts: float  # of those in the round in which a tenth of the replicas began anew
+    hits_in_churn: float  # while replicas begin anew, end and join
     imbalance: float  # requests of the busiest replica ÷ the mean
+    unanswered: float  # of requests, for which the registry said nothing within 15 ms
     moves: int
     publications_a_second: float
     changes_a_second: float
     lookups_a_second: float
-    lookup_us: float  # of Redis' time, where replicas hold nothing of the prompt
-    shared_lookup_us: float  # where all replicas hold its first block, as of a system prompt that all share
-    redis_share: float
-    shared_redis_share: float
+    lookup_us: float  # of Redis' time, as measured before
+    redis_share: float  # of a core, that it was asked for
+    spent_share: float  # that the real Redis behind the simulation took for the same, in CPU time
     memory_gb: float
     whole_again_seconds: float  # of Redis' time, to take everything anew
     choice_ms: float  # of a router's time, for one request
 
 
 def measure_fleet(
-    replicas: int, blocks: int, rate: float, rounds: int, publishing: Publishing, costs: RedisCosts
+    server: RedisServer,
+    costs: RedisCosts,
+    replicas: int,
+    blocks: int,
+    rate: float,
+    least_requests: int = LEAST_REQUESTS,
 ) -> FleetSize:
-    """Simulate one; `rate`: requests a second and replica."""
-    simulation = Simulation(replicas, PIECES, seed=replicas)
-    simulation.settle()
-    prefixes = [simulation.digests(PREFIX_PIECES) for _ in range(PREFIXES_EACH * replicas)]
-    concurrency = 2 * replicas
-    simulation.run(prefixes, concurrency, are_repeats=False)
-    begin, sent = time.process_time(), sum(server.requests for server in simulation.servers)
-    hits = simulation.rounds(prefixes, rounds, concurrency)
-    requests = [server.requests for server in simulation.servers]
-    choice = (time.process_time() - begin) / (sum(requests) - sent)
-    for server in simulation.rng.sample(simulation.servers, max(1, replicas // 10)):
-        server.restart()
-    after = simulation.rounds(prefixes, 1, concurrency)
-    lookups = rate * replicas
-    lookup = costs.looking_up(replicas, 0, PROMPT)
-    shared = costs.looking_up(replicas, replicas, PROMPT)
-    published = replicas * costs.publishing(publishing.publications_a_second, publishing.changes_a_second)
-    again = replicas * costs.publishing(publishing.anew_publications, publishing.anew_changes)
+    """Simulate one on an empty Redis that nobody else uses; `rate`: requests a second and replica."""
+    held, requests_a_second = min(blocks, MAX_HELD // replicas), rate * replicas
+    empty = server.used_bytes()
+    with Simulation(
+        server.url,
+        costs,
+        replicas,
+        held,
+        seed=replicas,
+        num_routers=math.ceil(requests_a_second / ROUTER_REQUESTS),
+        question_blocks=FRESH_BLOCKS,
+        filled=held,
+    ) as simulation:
+        memory = server.used_bytes() - empty + replicas * (blocks - held) * costs.block_bytes
+        simulation.settle(LEASE / 3 + 1)  # until routers know all, who are listed in the order of heartbeats
+        shared = simulation.tokens(SHARED_BLOCKS)
+        own = PREFIX_BLOCKS - SHARED_BLOCKS
+        prefixes = [shared + simulation.tokens(own) for _ in range(PREFIXES_EACH * replicas)]
+        simulation.arrive(prefixes, requests_a_second, are_repeats=False)
+        rounds = math.ceil(least_requests / len(prefixes))
+        busy = server.cpu_seconds()
+        begin, before = simulation.now, replace(simulation.redis.asked)
+        hits = _ask_again(simulation, prefixes, rounds, requests_a_second)
+        seconds, asked = simulation.now - begin, simulation.redis.asked.since(before)
+        busy = server.cpu_seconds() - busy
+        requests = [each.requests for each in simulation.servers.values()]
+        unanswered = sum(router.unanswered for router in simulation.routers) / sum(requests)
+        _churn(simulation, rounds * PREFIXES_EACH / rate)
+        hits_in_churn = _ask_again(simulation, prefixes, rounds, requests_a_second)
+        choices = sum(router.choices for router in simulation.routers)
+        choosing = sum(router.choice_seconds for router in simulation.routers)
+        moves = simulation.moves
+    again = replicas * costs.publishing(math.ceil(blocks / BATCH), blocks)
     return FleetSize(
         replicas=replicas,
+        held_blocks=held,
+        routers=len(simulation.routers),
         hits=round(hits, 4),
-        hits_after_restarts=round(after, 4),
+        hits_in_churn=round(hits_in_churn, 4),
         imbalance=round(max(requests) * replicas / sum(requests), 3),
-        moves=simulation.moves,
-        publications_a_second=round(replicas * publishing.publications_a_second, 1),
-        changes_a_second=round(replicas * publishing.changes_a_second),
-        lookups_a_second=round(lookups, 1),
-        lookup_us=round(lookup, 1),
-        shared_lookup_us=round(shared, 1),
-        redis_share=round((published + lookups * lookup) / 1e6, 4),
-        shared_redis_share=round((published + lookups * shared) / 1e6, 4),
-        memory_gb=round(replicas * (costs.replica_bytes + blocks * costs.block_bytes) / 1e9, 3),
+        unanswered=round(unanswered, 4),
+        moves=moves,
+        publications_a_second=round(asked.publications / seconds, 1),
+        changes_a_second=round(asked.changes / seconds),
+        lookups_a_second=round(asked.lookups / seconds, 1),
+        lookup_us=round(asked.lookup_us / max(1, asked.lookups), 1),
+        redis_share=round(asked.us / 1e6 / seconds, 4),
+        spent_share=round(busy / seconds, 4),
+        memory_gb=round(memory / 1e9, 3),
         whole_again_seconds=round(again / 1e6, 2),
-        choice_ms=round(choice * 1e3, 3),
+        choice_ms=round(1e3 * choosing / choices, 3),
     )
+
+
+def _ask_again(simulation: Simulation, prefixes: list[list[int]], rounds: int, a_second: float) -> float:
+    """All prefixes in random order, again and again. How many of the requests found theirs."""
+    simulation.hits = simulation.repeats = 0
+    order = [each for _ in range(rounds) for each in simulation.rng.sample(prefixes, len(prefixes))]
+    simulation.arrive(order, a_second)
+    return simulation.hits / simulation.repeats
+
+
+def _churn(simulation: Simulation, seconds: float) -> None:
+    """Have replicas begin anew, and others join for those that end, at any time of the next seconds."""
+    rng, servers = simulation.rng, list(simulation.servers.values())
+    restarts = round(RESTARTS_A_SECOND * seconds * len(servers))
+    deaths = min(round(DEATHS_A_SECOND * seconds * len(servers)), len(servers) // 2)
+    dying = rng.sample(servers, deaths)
+    staying = [server for server in servers if server not in dying]
+
+    def die(server: Server) -> None:
+        simulation.kill(server)
+        simulation.join(1)
+
+    for server in dying:
+        simulation.later(rng.uniform(0, seconds), partial(die, server))
+    for server in rng.choices(staying, k=restarts):
+        simulation.later(rng.uniform(0, seconds), partial(simulation.restart, server))
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Replicas up to which one Redis is enough."""
+    """Replicas up to which one Redis is enough, each asked for as much as those of a measured fleet."""
 
-    busy: int  # its thread, where prompts have nothing in common
+    busy: int  # its thread, where prompts of 512 blocks have nothing in common
     shared_busy: int  # where all replicas hold the first block of all prompts
-    lookup_timeout: int  # a lookup alone takes as long as a router waits, where they do
     looked_at: int  # of a deployment, by a lookup
 
 
-def find_ends(rate: float, publishing: Publishing, costs: RedisCosts) -> Ends:
+def find_ends(fleet: FleetSize, rate: float, costs: RedisCosts) -> Ends:
     """Return the largest fleets; `rate`: requests a second and replica."""
-    published = costs.publishing(publishing.publications_a_second, publishing.changes_a_second)
+    publications, changes = fleet.publications_a_second, fleet.changes_a_second
+    published = costs.publishing(publications / fleet.replicas, changes / fleet.replicas)
+    poll = RouterConfig(model="", redis_url="redis://localhost").poll_seconds
 
     def share(replicas: int, *, shared: bool) -> float:
-        lookup = costs.looking_up(replicas, replicas if shared else 0, PROMPT)
-        return replicas * (published + rate * lookup) / 1e6
+        seen = min(replicas, MAX_REPLICAS)
+        lookups = rate * replicas * costs.looking_up(seen, seen if shared else 0, PROMPT)
+        looks = math.ceil(rate * replicas / ROUTER_REQUESTS) / poll * costs.listing(seen)
+        return (replicas * published + lookups + looks) / 1e6
 
     sizes = range(1, 100_000)
     return Ends(
         busy=_last(sizes, lambda size: share(size, shared=False) <= BUSY),
         shared_busy=_last(sizes, lambda size: share(size, shared=True) <= BUSY),
-        lookup_timeout=_last(sizes, lambda size: costs.looking_up(size, size, PROMPT) <= TIMEOUT * 1e6),
         looked_at=MAX_REPLICAS,
     )
 

@@ -15,12 +15,15 @@ from quire.ray.settings import RaySettings, read_arguments
 
 _GRACE_SECONDS = 10.0  # beyond the shutdown timeout, for what ends a replica in order
 _MAX_INGRESS_REQUESTS = 8192
+_REPORT_SECONDS = 10.0  # Ray's own; a mean needs several reports
+# Of Ray's own making. A router alone is there, so that another machine's end ends no stream but its own.
+_HEAD_NODE = {"node:__internal_head__": 0.001}
 
 
 def app(arguments: dict[str, Any]) -> Application:
     """Return an application for `serve run quire.ray:app`; `arguments` are the flags of `quire serve` with
-    underscores, and `min_replicas`, `max_replicas`, `target_ongoing_requests`, `max_ongoing_requests`,
-    `num_routers` and `num_cpus`. Raises ValueError that names the one at fault."""
+    underscores, and those of the table in docs/growing.md, as `min_replicas`. Raises ValueError that names
+    the one at fault."""
     settings = read_arguments(arguments)
     grace = settings.arguments.shutdown_timeout + _GRACE_SECONDS
     replicas = serve.deployment(
@@ -31,6 +34,10 @@ def app(arguments: dict[str, Any]) -> Application:
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,
             target_ongoing_requests=settings.target_ongoing_requests,
+            upscale_delay_s=settings.upscale_delay_s,
+            downscale_delay_s=settings.downscale_delay_s,
+            look_back_period_s=settings.look_back_period_s,
+            metrics_interval_s=min(_REPORT_SECONDS, settings.look_back_period_s / 3),
         ),
         request_router_config=RequestRouterConfig(request_router_class=WishRouter),
         graceful_shutdown_timeout_s=grace,
@@ -43,7 +50,7 @@ def app(arguments: dict[str, Any]) -> Application:
         num_replicas=settings.num_routers,
         max_ongoing_requests=_MAX_INGRESS_REQUESTS,
         graceful_shutdown_timeout_s=grace,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": _HEAD_NODE if settings.num_routers == 1 else {}},
     )(serve.ingress()(Ingress))
     built: Application = ingress.bind(replicas.bind(settings.arguments), settings.arguments)
     return built

@@ -15,11 +15,12 @@ from starlette.types import ASGIApp
 
 from quire.commands.serve import read_settings
 from quire.engine.logs import configure_logging
+from quire.ray.affinity import PrefixAffinity
 from quire.ray.outside import Outside
 from quire.ray.routing import RayState
 from quire.service.router.app import create_app
 from quire.service.router.config import RouterConfig
-from quire.service.router.reading import start_reading, stop_reading
+from quire.service.router.reading import start_reading, start_reading_prompts, stop_reading
 from quire.service.router.sessions import open_session
 
 CONNECT_SECONDS = 2.0
@@ -49,6 +50,9 @@ class Ingress:
             )
             watching = await start_reading(self._state, reading, self._state.register)
             self._watching = asyncio.create_task(watching)
+        elif settings.engine.enable_prefix_caching:
+            await start_reading_prompts(self._state, settings.engine.model, settings.chat_template)
+            self._state.affinity = PrefixAffinity(settings.engine.block_size)
         await self._state.everybody()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -51,9 +51,11 @@ class Replica:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
-    def record_replica_metadata(self) -> dict[str, str]:
-        """Return what Ray tells routers of it."""
-        return {"url": self.url}
+    def record_replica_metadata(self) -> dict[str, str | int]:
+        """Return what Ray tells routers of it: where it is, and how many KV blocks it has, in both tiers."""
+        engine = self._server.state.engine
+        info = None if engine is None else engine.info
+        return {"url": self.url, "blocks": info.num_blocks + info.num_host_blocks if info else 0}
 
     async def peek(self, wish: str) -> str:
         """Do nothing: whoever asks wants to see which replicas there are."""

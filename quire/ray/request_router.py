@@ -22,4 +22,5 @@ class WishRouter(RequestRouter):
         if not isinstance(wish, Wish):
             return [candidate_replicas]
         there = {replica.replica_metadata["url"]: replica for replica in candidate_replicas}
-        return [[there[url] for url in rank] for rank in await wish.rank(list(there))]
+        blocks = {url: replica.replica_metadata["blocks"] for url, replica in there.items()}
+        return [[there[url] for url in rank] for rank in await wish.rank(blocks)]

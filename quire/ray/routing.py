@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
+from quire.engine.registry.redis import Load
+from quire.ray.affinity import PrefixAffinity
 from quire.ray.leases import HEADER
-from quire.ray.wish import Ranks, Wish
+from quire.ray.wish import Blocks, Ranks, Wish
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, not_ready
 from quire.service.router.directory import Registered
 from quire.service.router.placement import Location, Placement
+from quire.service.router.prompt import Prompt
 from quire.service.router.replica import Replica
 from quire.service.router.state import RouterState
 
@@ -32,6 +35,7 @@ class RayState(RouterState):
     def __init__(self, config: ServiceConfig, handle: Any) -> None:
         """`handle`: of the deployment of the replicas."""
         super().__init__(config, MAX_HELD_BYTES)
+        self.affinity: PrefixAffinity | None = None  # None: the registry knows better, or nothing is cached
         self._handle = handle
         self._known: dict[str, Replica] = {}
         self._down_since: dict[str, float] = {}  # by URLs
@@ -55,6 +59,12 @@ class RayState(RouterState):
                 replica.fingerprint = fingerprint
                 replica.report(entry.load, entry.epoch, entry.seq, now)
 
+    async def locate(self, prompt: Prompt | None) -> Location:
+        """Return where a prompt's blocks are, by the registry, or by where they were sent."""
+        if prompt is None or self.affinity is None:
+            return await super().locate(prompt)
+        return self.affinity.locate(prompt)
+
     async def everybody(self) -> Iterable[Replica]:
         """Raises ApiError 503 if Ray cannot say."""
         try:
@@ -66,32 +76,36 @@ class RayState(RouterState):
     async def place_at(self, replica: Replica) -> Placement:
         lost = asyncio.Event()
 
-        def rank(urls: list[str]) -> Ranks:
-            self._note(urls)
+        def rank(blocks: Blocks) -> Ranks:
+            self._note(blocks)
             if replica.url not in self._known:
                 lost.set()
                 return []
             return [[replica.url]]
 
-        _, headers = await self._lease(Wish(rank), lost)
+        _, headers = await self._lease(Wish(rank), lost, replica.lost)
         return replace(Placement.at_home(replica), headers=headers)
 
     async def place(self, location: Location, tried: set[Replica]) -> Placement:
         wanted: Placement | None = None
 
-        def rank(urls: list[str]) -> Ranks:
+        def rank(blocks: Blocks) -> Ranks:
             nonlocal wanted
-            self._note(urls)
+            self._note(blocks)
             known = list(self._known.values())
             new = [replica for replica in known if replica not in tried]
             left = [replica for replica in new if replica.up] or new or known
-            if self.watch is None:
+            if self.watch is None and self.affinity is None:
                 return [_two_of(left), [replica.url for replica in left]]
             if wanted is None or wanted.replica not in left:
                 wanted = self.choose(left, location)
             return [[wanted.replica.url], [replica.url for replica in left]]
 
-        url, headers = await self._lease(Wish(rank), asyncio.Event())
+        def failed(error: Exception) -> None:
+            if wanted is not None:
+                wanted.replica.lost(error)
+
+        url, headers = await self._lease(Wish(rank), asyncio.Event(), failed)
         replica = self._known.get(url) or Replica(url, up=True)
         if wanted is None or wanted.replica is not replica:
             digests = location.digests(replica)
@@ -99,6 +113,8 @@ class RayState(RouterState):
                 wanted.replica.sent_prefixes.refused(location.digests(wanted.replica))
             replica.sent_prefixes.add(digests, time.monotonic())
             wanted = Placement(replica, "load", location.prompt_tokens, 0, replica.load)
+        if self.affinity is not None:
+            self.affinity.add(url, location.digests(replica))
         return replace(wanted, headers=headers)
 
     async def close(self) -> None:
@@ -107,9 +123,11 @@ class RayState(RouterState):
             lease.cancel()
         await asyncio.gather(*self._leases, return_exceptions=True)
 
-    async def _lease(self, wish: Wish, lost: asyncio.Event) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
+    async def _lease(
+        self, wish: Wish, lost: asyncio.Event, failed: Callable[[Exception], None]
+    ) -> tuple[str, tuple[tuple[bytes, bytes], ...]]:
         """Return whose it is, and what the request must come with. Raises ApiError 429 or 503, as for a
-        replica that is `lost`."""
+        replica that is `lost`. `failed` is told of one that could give none."""
         for _ in range(MAX_ATTEMPTS):
             answers = self._handle.options(stream=True).lease.remote(wish)
             first = asyncio.ensure_future(anext(answers))
@@ -123,7 +141,8 @@ class RayState(RouterState):
             except BackPressureError:
                 message = "so many requests wait for a replica already"
                 raise ApiError(429, message, code="queue_full", retry_after=1) from None
-            except (RayError, RayServeException):  # the replica died
+            except (RayError, RayServeException) as error:  # the replica died
+                failed(error)
                 continue
             finally:
                 missing.cancel()
@@ -136,14 +155,18 @@ class RayState(RouterState):
             return url, ((HEADER, token),)
         raise not_ready("no replica could take the request", 2)
 
-    def _any(self, urls: list[str]) -> Ranks:
-        self._note(urls)
-        return [urls]
+    def _any(self, blocks: Blocks) -> Ranks:
+        self._note(blocks)
+        return [list(blocks)]
 
-    def _note(self, urls: list[str]) -> None:
+    def _note(self, blocks: Blocks) -> None:
         """These replicas there are. One that failed may have done so once only."""
         now = time.monotonic()
-        self._known = {url: self._known.get(url) or Replica(url, up=True) for url in urls}
+        self._known = {url: self._known.get(url) or Replica(url, up=True) for url in blocks}
+        if self.affinity is not None:
+            self.affinity.follow(blocks)
+            for url, replica in self._known.items():
+                replica.report(Load(blocks=blocks[url]), "", 0, now)  # the registry would say so
         down = [replica for replica in self._known.values() if not replica.up]
         self._down_since = {replica.url: self._down_since.get(replica.url, now) for replica in down}
         for replica in down:

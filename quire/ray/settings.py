@@ -28,10 +28,13 @@ class RaySettings:
     min_replicas: int
     max_replicas: int
     target_ongoing_requests: float
+    upscale_delay_s: float
+    downscale_delay_s: float
+    look_back_period_s: float
     max_ongoing_requests: int
     num_routers: int
     num_cpus: float
-    num_gpus: int  # of each replica
+    num_gpus: int  # of each replica, all in one machine
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -46,8 +49,16 @@ class RaySettings:
                 "target_ongoing_requests must be above 0 and at most max_ongoing_requests, got "
                 f"{self.target_ongoing_requests:g} and {self.max_ongoing_requests}"
             )
-        if self.num_cpus < 0:
-            raise ValueError(f"num_cpus must be at least 0, got {self.num_cpus:g}")
+        for name in ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must be at least 0, got {value:g}")
+        if self.look_back_period_s <= 0:
+            raise ValueError(f"look_back_period_s must be above 0, got {self.look_back_period_s:g}")
+        if self.arguments.device != "cpu" and self.num_gpus < self.arguments.tensor_parallel_size:
+            raise ValueError(
+                f"num_gpus must be at least tensor_parallel_size, {self.arguments.tensor_parallel_size}, got "
+                f"{self.num_gpus}: a replica sees no others"
+            )
 
 
 def read_arguments(entries: Mapping[str, object]) -> RaySettings:
@@ -70,15 +81,21 @@ def read_arguments(entries: Mapping[str, object]) -> RaySettings:
     most = arguments.max_ongoing_requests
     most = seqs if most is None else most
     target = arguments.target_ongoing_requests
+    gpus = arguments.num_gpus
+    if gpus is None:
+        gpus = 0 if arguments.device == "cpu" else arguments.tensor_parallel_size
     return RaySettings(
         arguments=arguments,
         min_replicas=arguments.min_replicas,
         max_replicas=max(arguments.max_replicas or 0, arguments.min_replicas),
         target_ongoing_requests=max(1.0, most / 2) if target is None else target,
+        upscale_delay_s=arguments.upscale_delay_s,
+        downscale_delay_s=arguments.downscale_delay_s,
+        look_back_period_s=arguments.look_back_period_s,
         max_ongoing_requests=most,
         num_routers=arguments.num_routers,
         num_cpus=arguments.num_cpus,
-        num_gpus=0 if arguments.device == "cpu" else arguments.tensor_parallel_size,
+        num_gpus=gpus,
     )
 
 
@@ -114,6 +131,27 @@ def _add_flags(group: FlagGroup) -> None:
     )
     flag(
         group,
+        "--upscale-delay-s",
+        type=float,
+        default=30.0,
+        help="Seconds of more load than that before Ray adds a replica.",
+    )
+    flag(
+        group,
+        "--downscale-delay-s",
+        type=float,
+        default=600.0,
+        help="Seconds of less load than that before Ray ends a replica.",
+    )
+    flag(
+        group,
+        "--look-back-period-s",
+        type=float,
+        default=30.0,
+        help="Seconds over which Ray averages the load.",
+    )
+    flag(
+        group,
         "--max-ongoing-requests",
         type=int,
         shown="max_num_seqs",
@@ -121,3 +159,10 @@ def _add_flags(group: FlagGroup) -> None:
     )
     flag(group, "--num-routers", type=int, default=1, help="Processes that pass requests on to replicas.")
     flag(group, "--num-cpus", type=float, default=1.0, help="CPUs that Ray counts for a replica.")
+    flag(
+        group,
+        "--num-gpus",
+        type=int,
+        shown="tensor_parallel_size, or 0 with device=cpu",
+        help="GPUs that Ray counts for a replica, and shows it.",
+    )

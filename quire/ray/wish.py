@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+Blocks = Mapping[str, int]  # how many KV blocks each replica has that there is, by its URL
 Ranks = Sequence[Sequence[str]]  # URLs: any of the first, unless all of these are full, and so on
 
 
@@ -15,18 +16,17 @@ class Wish:
     there as an empty text.
     """
 
-    def __init__(self, rank: Callable[[list[str]], Ranks]) -> None:
-        """`rank` gets the URLs of all replicas that there are."""
+    def __init__(self, rank: Callable[[Blocks], Ranks]) -> None:
         self._rank = rank
         self._loop = asyncio.get_running_loop()
 
-    async def rank(self, urls: list[str]) -> Ranks:
+    async def rank(self, blocks: Blocks) -> Ranks:
         """Ask, from whatever event loop."""
-        asked = asyncio.run_coroutine_threadsafe(self._ranked(urls), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._ranked(blocks), self._loop)
         return await asyncio.wrap_future(asked)
 
-    async def _ranked(self, urls: list[str]) -> Ranks:
-        return self._rank(urls)
+    async def _ranked(self, blocks: Blocks) -> Ranks:
+        return self._rank(blocks)
 
     def __reduce__(self) -> tuple[type[str], tuple[()]]:
         return str, ()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from quire.service.answer.history import History
 from quire.service.shares import Shares
-from quire.service.text.rendering import TemplateMessage
 
 _OWN_BYTES = 1024  # of a conversation, beside its text
 
@@ -49,11 +47,11 @@ class Conversations:
         self._max_bytes = max_bytes
         self._memory = memory
         self._bytes = 0
-        self._kept: dict[str, tuple[list[TemplateMessage], int]] = {}  # the longest unused first
+        self._kept: dict[str, tuple[History, int]] = {}  # the longest unused first
 
-    def keep(self, response_id: str, messages: list[TemplateMessage]) -> None:
-        size = len(msgspec.json.encode(messages)) + _OWN_BYTES
-        self._kept[response_id] = (messages, size)
+    def keep(self, response_id: str, history: History) -> None:
+        size = history.size + _OWN_BYTES
+        self._kept[response_id] = (history, size)
         self._bytes += size
         while self._bytes > self._max_bytes and len(self._kept) > 1:
             self.forget(next(iter(self._kept)))
@@ -71,7 +69,7 @@ class Conversations:
     def __contains__(self, response_id: str) -> bool:
         return response_id in self._kept
 
-    def find(self, response_id: str) -> list[TemplateMessage]:
+    def find(self, response_id: str) -> History:
         """Return one that is there, which is the latest used from now on. Raises KeyError."""
         found = self._kept[response_id] = self._kept.pop(response_id)
         self._memory.use(self, response_id)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
-import time
 from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import TypeVar
 
-from quire.service.answer.redis_responses import FAILURES, UNSURE, RedisResponses
+from quire.service.answer.history import History, Turn
+from quire.service.answer.redis_responses import FAILURES, RedisResponses
+from quire.service.answer.response_writer import ResponseWriter
+from quire.service.answer.store_health import StoreHealth
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
 from quire.service.errors import ApiError, bad_value
 from quire.service.metrics.counts import Metrics
-from quire.service.text.rendering import TemplateMessage
-
-log = logging.getLogger("quire.service")
 
 T = TypeVar("T")
-
-_RETRY_SECONDS = 1.0
-_LAST_SECONDS = 2.0  # for which a server that ends writes what is left
 
 
 class KeptResponses:
@@ -32,18 +27,15 @@ class KeptResponses:
     def __init__(self, memory: ResponseStore, shared: RedisResponses | None, metrics: Metrics) -> None:
         self._memory = memory
         self._shared = shared
-        self._writer: asyncio.Task[None] | None = None
-        self._writes = asyncio.Lock()  # or what is deleted could be written after all
-        self._away_until = 0.0
-        self._unsure: set[tuple[str, str]] = set()  # in memory, and perhaps in Redis
-        self._metrics = metrics
+        self._health = StoreHealth(metrics)
+        self._writer = None if shared is None else ResponseWriter(memory, shared, self._health)
         metrics.response_store = "memory" if shared is None else "redis"
 
     def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """At once; Redis has it a little later. Call it in the event loop."""
         self._memory.keep(tenant, response_id, response)
-        if self._shared is not None and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._write(self._shared), name="quire-responses")
+        if self._writer is not None:
+            self._writer.add(tenant, response_id)
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
         """Raises ApiError 404, or 503 if only Redis knows and it does not answer."""
@@ -52,7 +44,7 @@ class KeptResponses:
             raise _not_found(response_id)
         return found
 
-    async def conversation(self, tenant: str, response_id: str) -> list[TemplateMessage]:
+    async def history(self, tenant: str, response_id: str) -> History:
         """Return what was said up to its end. Raises ApiError 400 or 503."""
         found = await self._found(tenant, response_id)
         if found is None:
@@ -63,7 +55,7 @@ class KeptResponses:
                 "conversation as input",
                 "previous_response_not_found",
             )
-        return found.conversation
+        return found.history(response_id)
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """Return an item of a stored response's output, if there is such a one. Raises ApiError 503."""
@@ -74,39 +66,46 @@ class KeptResponses:
         found = None if response_id is None else await self._found(tenant, response_id)
         return None if found is None else found.items.get(item_id)
 
-    async def inputs(self, tenant: str, response: StoredResponse) -> list[bytes]:
-        """Return the items of what was said before it, as far as that is still kept, and its own input."""
-        parts = [response.inputs]
-        while response.previous is not None:
-            found = await self._found(tenant, response.previous)
-            if found is None:
-                break
-            response = found
-            parts.append([*response.inputs, *response.items.values()])
-        return [item for part in reversed(parts) for item in part]
+    async def turns_before(self, tenant: str, response: StoredResponse) -> list[Turn]:
+        """Return what it goes on from, as far back as all of it is still kept. Raises ApiError 503.
+
+        None of them is read.
+        """
+        ids = [turn.response_id for turn in response.before]
+        kept = {each for each in ids if self._memory.has(tenant, each)}
+        asked, shared = [each for each in ids if each not in kept], self._shared
+        if asked and shared is not None:
+            kept |= await self._asked(lambda: shared.kept_of(tenant, asked))
+        newest_first = takewhile(lambda turn: turn.response_id in kept, reversed(response.before))
+        return list(newest_first)[::-1]
+
+    async def items_of(self, tenant: str, response_id: str) -> list[bytes]:
+        """Return those of its input and then of its output; none if it is forgotten. Raises ApiError 503."""
+        found = await self._found(tenant, response_id)
+        return [] if found is None else found.all_items
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises ApiError 404, or 503 if Redis may have it and does not answer."""
-        async with self._writes:
-            key, shared = (tenant, response_id), self._shared
-            there = False
-            if shared is not None and (key in self._unsure or self._memory.find(*key) is None):
+        key, shared, writer = (tenant, response_id), self._shared, self._writer
+        there = False
+        async with contextlib.nullcontext() if writer is None else writer.at_rest(key):
+            unsure = writer is not None and key in writer.unsure
+            if shared is not None and (unsure or not self._memory.has(*key)):
                 there = await self._asked(lambda: shared.delete(tenant, response_id))
-                self._unsure.discard(key)
+            if writer is not None:
+                writer.unsure.discard(key)
             if not self._memory.forget(*key) and not there:
                 raise _not_found(response_id)
 
     async def written(self) -> None:
-        """Wait until Redis has all that was kept."""
+        """Wait until Redis has all that it takes of what was kept."""
         if self._writer is not None:
-            await asyncio.wait([self._writer])
+            await self._writer.written()
 
     async def close(self) -> None:
         """Write what is left, if that does not take long."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.written(), _LAST_SECONDS)
         if self._writer is not None:
-            self._writer.cancel()
+            await self._writer.close()
         if self._shared is not None:
             await self._shared.close()
 
@@ -118,53 +117,19 @@ class KeptResponses:
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what Redis says. Raises ApiError 503."""
-        if time.monotonic() >= self._away_until:
+        if not self._health.is_away:
             try:
                 answer = await ask()
             except FAILURES as error:
-                self._failed(error)
+                self._health.failed(error)
             else:
-                self._answered()
+                self._health.answered()
                 return answer
         raise ApiError(
             503,
             "Redis, which keeps responses, does not answer: try again, or send the whole conversation",
             code="response_store_unavailable",
         )
-
-    async def _write(self, shared: RedisResponses) -> None:
-        while (key := self._memory.oldest()) is not None:
-            try:
-                async with self._writes:
-                    response = self._memory.find(*key)
-                    if response is not None:
-                        await shared.keep(*key, response)
-                        self._memory.forget(*key)
-            except FAILURES as error:
-                if isinstance(error, UNSURE):
-                    self._unsure.add(key)
-                self._failed(error)
-                await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                self._unsure.discard(key)
-                self._answered()
-
-    def _failed(self, error: Exception) -> None:
-        self._metrics.response_store_failures += 1
-        self._away_until = time.monotonic() + _RETRY_SECONDS
-        if self._metrics.response_store == "redis":
-            self._metrics.response_store = "degraded"
-            log.warning(
-                "Redis keeps no responses now (%s): new ones are kept in memory, and written to it once it "
-                "answers",
-                error,
-            )
-
-    def _answered(self) -> None:
-        self._away_until = 0.0
-        if self._metrics.response_store == "degraded":
-            self._metrics.response_store = "redis"
-            log.info("Redis keeps responses again")
 
 
 def _not_found(response_id: str) -> ApiError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import redis
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,6 +18,14 @@ from quire.service.text.rendering import TemplateMessage
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
 UNSURE = redis.TimeoutError  # Redis may do what it was told all the same
 _TIMEOUT = 0.5  # seconds, as that of the registry
+_LONG_TIMEOUT = 10.0  # seconds, for one that did not get through in that time
+_TAKES_NOTHING = (
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.BusyLoadingError,
+    exceptions.MasterDownError,
+)
+_TAKES_NOTHING_CODES = ("MISCONF", "NOREPLICAS")  # which have no class of their own
 _PREFIX = "quire:{responses}:"  # in braces: of one slot of a cluster
 
 _DROP = """
@@ -114,29 +124,30 @@ def _decoded(data: bytes) -> StoredResponse:
 
 
 class RedisResponses:
-    """Methods raise one of FAILURES within about a second."""
+    """Methods raise one of FAILURES within about a second; `keep_slowly` takes longer."""
 
     def __init__(self, url: str, seconds: float, max_bytes: int) -> None:
         """seconds: for which a response is kept."""
         self._life = int(seconds * 1000)
         self._max_bytes = max_bytes
-        # From a URL, so that user, password, database and TLS settings can stand in it.
-        self._client: Any = Redis.from_url(
-            url,
-            socket_timeout=_TIMEOUT,
-            socket_connect_timeout=_TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+        self._client = _client(url, _TIMEOUT)
+        self._patient_client = _client(url, _LONG_TIMEOUT)
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
         """Those that are larger than all the room are not kept."""
-        data = _encoded(response)
-        if len(data) > self._max_bytes:
-            return
-        items = " ".join(response.items)
-        room = (len(data), self._life, self._max_bytes)
-        await self._client.eval(_KEEP, 0, _PREFIX, tenant, response_id, data, *room, items)
+        await self._keep(self._client, tenant, response_id, response)
+
+    async def keep_slowly(self, tenant: str, response_id: str, response: StoredResponse) -> None:
+        """As keep, with more time for it."""
+        await self._keep(self._patient_client, tenant, response_id, response)
+
+    async def answers(self) -> bool:
+        """Return whether it does, to the least that can be asked."""
+        try:
+            await self._client.ping()
+        except FAILURES:
+            return False
+        return True
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
         data = await self._client.hget(f"{_PREFIX}kept:{tenant}:{response_id}", "data")
@@ -144,6 +155,14 @@ class RedisResponses:
             return None if data is None else _decoded(data)
         except msgspec.DecodeError:  # of a version that keeps them otherwise
             return None
+
+    async def kept_of(self, tenant: str, response_ids: Sequence[str]) -> set[str]:
+        """Return those that are kept, of many in one go."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for response_id in response_ids:
+                pipeline.exists(f"{_PREFIX}kept:{tenant}:{response_id}")
+            there = await pipeline.execute()
+        return {each for each, kept in zip(response_ids, there, strict=True) if kept}
 
     async def response_of(self, tenant: str, item_id: str) -> str | None:
         """Return the response that has an item in its output."""
@@ -155,4 +174,29 @@ class RedisResponses:
         return bool(await self._client.eval(_DELETE, 0, _PREFIX, tenant, response_id))
 
     async def close(self) -> None:
-        await self._client.aclose()
+        for client in (self._client, self._patient_client):
+            await client.aclose()
+
+    async def _keep(self, client: Any, tenant: str, response_id: str, response: StoredResponse) -> None:
+        data = _encoded(response)
+        if len(data) > self._max_bytes:
+            return
+        items = " ".join(response.items)
+        room = (len(data), self._life, self._max_bytes)
+        await client.eval(_KEEP, 0, _PREFIX, tenant, response_id, data, *room, items)
+
+
+def takes_nothing(error: Exception) -> bool:
+    """Return whether Redis says that it keeps no response at all now, though it answers."""
+    return isinstance(error, _TAKES_NOTHING) or str(error).startswith(_TAKES_NOTHING_CODES)
+
+
+def _client(url: str, timeout: float) -> Any:
+    # From a URL, so that user, password, database and TLS settings can stand in it.
+    return Redis.from_url(
+        url,
+        socket_timeout=timeout,
+        socket_connect_timeout=_TIMEOUT,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.service.answer.history import History, Turn
 from quire.service.shares import Shares
 from quire.service.text.rendering import TemplateMessage
 
@@ -15,13 +16,23 @@ class StoredResponse(msgspec.Struct, frozen=True):
     reply: bytes  # as it was answered, JSON
     conversation: list[TemplateMessage]  # up to its end
     items: dict[str, bytes]  # of its output, by id, as JSON
-    inputs: list[bytes] = []  # the items of its input, as JSON
-    previous: str | None = None  # the response that it goes on from
+    inputs: list[tuple[str, bytes]] = []  # the items of its input, likewise; two may have one id
+    before: list[Turn] = []  # what it goes on from, the oldest first
 
     @property
     def size(self) -> int:
-        of_items = sum(len(item) + _ITEM_BYTES for item in (*self.items.values(), *self.inputs))
-        return len(self.reply) + len(msgspec.json.encode(self.conversation)) + of_items + _OWN_BYTES
+        of_items = sum(len(item) + _ITEM_BYTES for item in self.all_items)
+        return len(self.reply) + History(self.conversation, self.before).size + of_items + _OWN_BYTES
+
+    @property
+    def all_items(self) -> list[bytes]:
+        """Of its input, and then of its output."""
+        return [*(item for _, item in self.inputs), *self.items.values()]
+
+    def history(self, response_id: str) -> History:
+        """Return what one that goes on from it, which has this id, goes on from."""
+        own = Turn(response_id, [*(name for name, _ in self.inputs), *self.items])
+        return History(self.conversation, [*self.before, own])
 
 
 class ResponseStore:
@@ -58,13 +69,12 @@ class ResponseStore:
             self._shares.use(tenant, (tenant, response_id))
         return found
 
+    def has(self, tenant: str, response_id: str) -> bool:
+        return (tenant, response_id) in self._kept
+
     def response_of(self, tenant: str, item_id: str) -> str | None:
         """Return the response that has an item in its output."""
         return self._items.get((tenant, item_id))
-
-    def oldest(self) -> tuple[str, str] | None:
-        """Return the tenant and id of what was kept first."""
-        return next(iter(self._kept), None)
 
     def forget(self, tenant: str, response_id: str) -> bool:
         """Return whether it was there."""

@@ -54,7 +54,8 @@ async def own_blocks(state: ServerState, request: Request) -> Response:
         raise ApiError(503, f"the engine died: {error}", code="engine_dead") from None
     if not isinstance(answer, OwnAnswer):
         raise ApiError(500, "the engine could not count the blocks", code="internal_error")
-    return JsonResponse(OwnBlocksReply(answer.active, answer.shared, answer.cached, answer.host))
+    reply = OwnBlocksReply(answer.active, answer.shared, answer.cached, answer.host, answer.partial)
+    return JsonResponse(reply)
 
 
 async def block_prefixes(state: ServerState, request: Request) -> Response:

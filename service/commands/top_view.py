@@ -76,7 +76,7 @@ class TopView:
         kept = self.sequences[name].blocks[: table.first] if name in self.sequences else []
         blocks = [*kept, *np.frombuffer(table.blocks, np.int32).tolist()]
         host = len(table.host_blocks) // 4
-        self.sequences[name] = Sequence(table.state, table.key, table.tokens, blocks, host)
+        self.sequences[name] = Sequence(table.state, table.key, table.tokens or 0, blocks, host)
 
     def take_metrics(self, text: str) -> None:
         """Take the metrics of now; rates are those since the last time."""

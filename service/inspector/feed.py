@@ -1,4 +1,4 @@
-"""The live map of blocks: asked of the engine at a bounded rate, seldom while nobody watches."""
+"""The live map of blocks: asked of the engine at a bounded rate, and never while nobody watches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from quire.engine.config import StepStats
 from quire.engine.errors import EngineDeadError
 from quire.engine.inspection.messages import (
-    GlanceQuestion,
+    NO_MOVES,
     PoolAnswer,
     PoolQuestion,
     PrefixAnswer,
@@ -21,16 +21,16 @@ from quire.engine.inspection.messages import (
 )
 from quire.service.engine_client import Engine
 from quire.service.errors import ApiError
-from quire.service.inspector.past import Past
 
 PERIOD = 0.25  # seconds between two looks at the pool
 PREFIX_PERIOD = 1.0  # and at its texts
 ENGINE_SHARE = 0.02  # of the engine's time that looking may take
-GLANCE_PERIOD = 5.0  # seconds between two looks while nobody watches
-GLANCE_SHARE = 0.002  # of the engine's time that these may take
+Past = tuple[int, list[msgspec.Raw]]
+"""A version, and what leads to it."""
 
 if TYPE_CHECKING:
-    from quire.service.inspector.updates import BlockHistory
+    from quire.service.inspector.telling import Teller
+    from quire.service.inspector.updates import BlockHistory, BlockUpdate
 
 
 class BlockCounts(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class BlockCounts(msgspec.Struct, frozen=True):
 class BlockFeed:
     """One look at the pool for all who watch. Who reads slowly gets the whole map again, and no backlog.
 
-    Between watchers it glances, where blocks have changed, so that there is a past to go back to.
+    The engine keeps its last moves, so there is a past to go back to even if nobody has watched.
     """
 
     def __init__(self, *, has_keys: bool = False) -> None:
@@ -58,9 +58,11 @@ class BlockFeed:
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._history: BlockHistory | None = None
-        self._past = Past()
+        self._teller: Teller | None = None
+        self._end = NO_MOVES  # where the moves begin that are not told yet
         self._version = 0  # of the history
         self._newest = msgspec.Raw()  # what changed with it
+        self._wanted: asyncio.Future[Past] | None = None  # what was before, for those who have asked
         self._error: ApiError | None = None
         self._prefixes: asyncio.Task[PrefixAnswer] | None = None
 
@@ -69,16 +71,20 @@ class BlockFeed:
 
         Raises ApiError when the engine is gone.
         """
+        if self._task is not None and self._error is not None:
+            raise self._error
         self._watchers += 1
-        seen, has_all = -1, False
+        seen, has_all, wanted = -1, False, None
+        if past:
+            wanted = self._wanted = self._wanted or asyncio.get_running_loop().create_future()
         if self._task is None:
-            seen = self._version  # a glance may be old
             self._error = None
             self._task = asyncio.create_task(self._look(engine), name="quire-block-feed")
         try:
-            if past and self._history is not None:
-                seen, has_all = self._version, True
-                for event in self._past.events():
+            if wanted is not None:
+                seen, events = await asyncio.shield(wanted)
+                has_all = True
+                for event in events:
                     yield event
             while True:
                 while self._history is None or self._version == seen:
@@ -90,55 +96,61 @@ class BlockFeed:
                 if is_next:
                     yield self._newest
                 else:
-                    yield msgspec.Raw(msgspec.json.encode(self._history.full()))
+                    yield _encode(self._history.full())
         finally:
             self._watchers -= 1
             if not self._watchers and self._task is not None:
                 self._task.cancel()
-                self._task = None
-
-    async def glance(self, engine: Engine, stats: Callable[[], StepStats | None]) -> None:
-        """Look at the pool now and then while nobody watches, as long as blocks come and go."""
-        before = None
-        while True:
-            pause = GLANCE_PERIOD
-            now = _moved(stats())
-            if self._task is None and now != before and engine.state == "ready":
-                before = now
-                try:
-                    answer = await engine.ask(GlanceQuestion())
-                except EngineDeadError:
-                    return
-                if isinstance(answer, PoolAnswer):
-                    self._take(answer)
-                    pause = max(pause, answer.seconds / GLANCE_SHARE)
-            await asyncio.sleep(pause)
+                self._task = self._history = self._teller = self._wanted = None
 
     async def _look(self, engine: Engine) -> None:
+        wanted = None
         try:
             while True:
-                answer = await engine.ask(PoolQuestion())
+                wanted, self._wanted = self._wanted, None
+                exact = wanted is not None or self._teller is None
+                since = 0 if wanted is not None else NO_MOVES if exact else self._end
+                answer = await engine.ask(PoolQuestion(since, exact))
                 if isinstance(answer, PoolAnswer):
-                    self._take(answer)
+                    await self._take(answer, wanted)
                     await asyncio.sleep(max(PERIOD, answer.seconds / ENGINE_SHARE))
                 else:
                     await asyncio.sleep(PERIOD)
         except EngineDeadError as error:
             self._error = ApiError(503, f"the engine died: {error}", code="engine_dead")
+            for each in (wanted, self._wanted):
+                if each is not None and not each.done():
+                    each.set_exception(self._error)
             self._tell()
 
-    def _take(self, answer: PoolAnswer) -> None:
-        history = self._history
-        if history is None or len(history.last.states) != len(answer.states):
-            from quire.service.inspector.updates import BlockHistory  # a server listens before it has numpy
+    async def _take(self, answer: PoolAnswer, wanted: asyncio.Future[Past] | None = None) -> None:
+        """Tell those who watch what is different, and those who have asked what was before."""
+        from quire.service.inspector.telling import Teller, tell_past  # a server listens before it has numpy
+        from quire.service.inspector.updates import BlockHistory
 
-            history = self._history = BlockHistory(answer, self._name_key)
-            self._past.clear()
+        history, teller, exact = self._history, self._teller, answer.exact
+        past = None
+        if wanted is not None and exact is not None:
+            past = await asyncio.to_thread(tell_past, answer, exact, self._name_key)
+        lost = max(0, answer.begin - self._end)  # numbers that were not kept until now
+        moves = teller.tell(answer, self._end) if teller is not None and not lost else []
+        if history is None or len(history.last.states) != len(answer.states):
+            history = BlockHistory(answer, self._name_key)
             self._version += 2  # nobody has what came before
         else:
-            self._newest = msgspec.Raw(msgspec.json.encode(history.advance(answer)))
+            self._newest = _encode(history.advance(answer, moves, lost))
             self._version += 1
-        self._past.add(answer.at, self._newest, lambda: msgspec.Raw(msgspec.json.encode(history.full())))
+        if past is not None:
+            teller, history, events = past
+        else:
+            events = [_encode(history.full())]
+            if exact is not None:
+                teller = Teller(answer, exact)
+            elif lost:
+                teller = None
+        self._teller, self._history, self._end = teller, history, answer.end
+        if wanted is not None and not wanted.done():
+            wanted.set_result((self._version, events))
         self._tell()
 
     def _name_key(self, salt: str) -> str:
@@ -178,12 +190,8 @@ class BlockFeed:
         self._prefixes = None
 
 
-def _moved(stats: StepStats | None) -> tuple[int, ...]:
-    """Return what changes whenever blocks do."""
-    if stats is None:
-        return ()
-    device = stats.block_allocations, stats.block_evictions, stats.active_blocks, stats.block_references
-    return *device, stats.swap_out_blocks, stats.swap_in_blocks
+def _encode(update: BlockUpdate) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(update))
 
 
 async def watch_counts(stats: Callable[[], StepStats | None], block_size: int) -> AsyncIterator[BlockCounts]:

@@ -36,6 +36,7 @@ class OwnBlocksReply(msgspec.Struct):
     shared: int  # of those, named by several sequences, or by other requests only
     cached: int  # kept for prompts that begin alike
     host: int  # in host memory, swapped out
+    partial: bool  # the requests have more blocks than are looked at for one answer
 
 
 class PrefixRun(msgspec.Struct):

@@ -20,7 +20,7 @@ class TableUpdate(msgspec.Struct):
     index: int
     state: RequestState
     key: str  # stands for the API key that it is of, as long as the process lives; empty without keys
-    tokens: int
+    tokens: int | None  # None: not known, of a time when nobody watched
     first: int
     blocks: bytes  # int32 each, little-endian
     host_blocks: bytes
@@ -42,7 +42,7 @@ class BlockUpdate(msgspec.Struct, kw_only=True):
     gone: list[tuple[int, int]]  # requests, and sequences in them, that have no blocks any more
     waiting: int
     moves: list[Move]
-    moves_lost: int
+    moves_lost: int  # that were too many to be told
 
 
 class BlockHistory:
@@ -59,8 +59,8 @@ class BlockHistory:
         ages = np.nan_to_num(last.at - self._since, nan=UNKNOWN).astype(np.float32)
         return self._update(True, b"", last.states, last.references, ages.tobytes())
 
-    def advance(self, answer: PoolAnswer) -> BlockUpdate:
-        """Take the next answer; return what is different."""
+    def advance(self, answer: PoolAnswer, moves: list[Move] | None = None, lost: int = 0) -> BlockUpdate:
+        """Take the next answer and the moves since the one before; return what is different."""
         last, self.last = self.last, answer
         before, now = _columns(last), _columns(answer)
         changed = np.flatnonzero((before != now).any(axis=0))
@@ -72,6 +72,7 @@ class BlockHistory:
         tables = [(known.pop((table.request, table.index), None), table) for table in answer.tables]
         update.tables = [self._table(table, old) for old, table in tables if table != old]
         update.gone = list(known)
+        update.moves, update.moves_lost = moves or [], lost
         return update
 
     def _update(
@@ -91,8 +92,8 @@ class BlockHistory:
             tables=[self._table(table, None) for table in last.tables] if full else [],
             gone=[],
             waiting=last.num_waiting,
-            moves=[] if full else last.moves,
-            moves_lost=0 if full else last.moves_lost,
+            moves=[],
+            moves_lost=0,
         )
 
     def _table(self, table: Table, old: Table | None) -> TableUpdate:

@@ -40,6 +40,7 @@ class Metrics:
         self.registry_publish = Histogram(REGISTRY_SECONDS)
         self.response_store: Literal["memory", "redis", "degraded"] = "memory"
         self.response_store_failures = 0  # of Redis
+        self.responses_not_written = 0  # since Redis does not take them, though it answers
         self.step_tokens = {kind: Histogram(TOKENS) for kind in ("prefill", "decode")}
 
     def answered(self, endpoint: str, status: int) -> None:

@@ -209,6 +209,8 @@ class _Families(Collector):
         yield gauge("quire_response_store_state", text, *by_state)
         text = "Times that Redis did not answer for a kept response"
         yield counter("quire_response_store_failures", text, ({}, self._metrics.response_store_failures))
+        text = "Responses that Redis does not take, though it answers; they stay in memory"
+        yield counter("quire_responses_not_written", text, ({}, self._metrics.responses_not_written))
 
 
 def _idle(info: EngineInfo) -> StepStats:

@@ -36,7 +36,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 _WORD = re.compile(rb"[\x21-\x7e]{1,64}")
 _NUMBER = re.compile(rb"[0-9]{1,15}")
 _MOST = (1 << 31) - 1  # sequences, or blocks
-_FIELDS = (
+FIELDS = (
     "url",
     "epoch",
     "seq",
@@ -99,7 +99,7 @@ class Directory:
         keys = Keys(fingerprint)
         await self._connect()
         async with _at_most(TIMEOUT):
-            found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta, *_FIELDS)
+            found: Any = await self._client.eval_ro(REPLICAS, 1, keys.replicas, keys.meta, *FIELDS)
             entries = [(name, values) for name, *values in found]
         registered = []
         for name, values in entries:
@@ -175,13 +175,13 @@ def _fingerprint(key: bytes) -> str | None:
 
 
 def _registered(values: Sequence[bytes | None]) -> Registered:
-    """From the values of _FIELDS. Raises whatever comes of values that make no sense."""
+    """From the values of FIELDS. Raises whatever comes of values that make no sense."""
     if not values:
         raise ValueError("it is of another type, or too large")
-    missing = [name for name, value in zip(_FIELDS, values, strict=True) if value is None]
+    missing = [name for name, value in zip(FIELDS, values, strict=True) if value is None]
     if missing:
         raise ValueError(f"it has no {missing[0]}")
-    meta = {name: value or b"" for name, value in zip(_FIELDS, values, strict=True)}
+    meta = {name: value or b"" for name, value in zip(FIELDS, values, strict=True)}
     url = meta["url"].decode()
     if host_of(url) is None:
         raise ValueError(f"{url!r} is no URL of a replica")

@@ -133,8 +133,9 @@ def place(
         displaced = (prompt_tokens - counted) * min(1.0, candidate.fill)
         return (counted - displaced) / max(prompt_tokens, 1) - LOAD_WEIGHT * busier
 
-    best = max(map(score, candidates))
-    chosen = rng.choice([candidate for candidate in candidates if score(candidate) == best])
+    scores = [score(candidate) for candidate in candidates]
+    best = max(scores)
+    chosen = rng.choice([each for each, its in zip(candidates, scores, strict=True) if its == best])
     predicted = matched(chosen)
     reason: Reason = "silent" if silent else "load"
     if predicted:

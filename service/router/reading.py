@@ -1,9 +1,10 @@
-"""Has a router read prompts and the registry: which replica holds how much of each."""
+"""Has a router read prompts, and the registry: which replica holds how much of each."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from quire.engine.models.config import read_max_positions
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
@@ -16,6 +17,18 @@ from quire.service.router.state import RouterState
 from quire.service.text.tokenizer import Tokenizer
 
 
+async def start_reading_prompts(state: RouterState, model: str, chat_template: str | None) -> Path:
+    """Give `state` its reader; return the folder of the model's tokenizer, whose loading may raise.
+
+    chat_template: the source of one to use instead of the model's.
+    """
+    folder, tokenizer, max_tokens = await asyncio.to_thread(_load, model, chat_template)
+    if tokenizer.chat_template is not None:
+        await state.renderer.start(tokenizer.chat_template)
+    state.reader = PromptReader(tokenizer, state.pool, state.renderer, max_tokens)
+    return folder
+
+
 async def start_reading(
     state: RouterState, router: RouterConfig, on_registered: Callable[[str, list[Registered]], None]
 ) -> Coroutine[None, None, None]:
@@ -24,10 +37,8 @@ async def start_reading(
     Raises what loading the tokenizer raises. `router` must name a Redis.
     """
     assert router.redis_url is not None
-    identity, tokenizer, max_tokens = await asyncio.to_thread(_load, router)
-    if tokenizer.chat_template is not None:
-        await state.renderer.start(tokenizer.chat_template)
-    state.reader = PromptReader(tokenizer, state.pool, state.renderer, max_tokens)
+    folder = await start_reading_prompts(state, router.model, router.chat_template)
+    identity = await asyncio.to_thread(_identify, router, folder)
     seed = hash_seed(router.cache_seed)
     state.watch = RegistryWatch(Directory(router.redis_url), identity, seed, on_registered)
     return state.watch.run(router.poll_seconds, router.scan_seconds)
@@ -41,9 +52,12 @@ async def stop_reading(state: RouterState) -> None:
     state.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(router: RouterConfig) -> tuple[Identity, Tokenizer, int]:
+def _load(model: str, chat_template: str | None) -> tuple[Path, Tokenizer, int]:
     """The last one: how many tokens the model can have."""
-    folder = resolve_model(router.model, files=TOKENIZER_FILES)
+    folder = resolve_model(model, files=TOKENIZER_FILES)
+    return folder, Tokenizer.from_folder(folder, chat_template), read_max_positions(folder)
+
+
+def _identify(router: RouterConfig, folder: Path) -> Identity:
     seed = seed_digest(hash_seed(router.cache_seed))
-    identity = Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
-    return identity, Tokenizer.from_folder(folder, router.chat_template), read_max_positions(folder)
+    return Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)

@@ -51,7 +51,7 @@ class RouterState:
         self.session: aiohttp.ClientSession | None = None
         self.fleet: Fleet | None = None
         self.watch: RegistryWatch | None = None  # None: there is no registry
-        self.reader: PromptReader | None = None  # of prompts; None: there is no registry to look for them in
+        self.reader: PromptReader | None = None  # of prompts; None: nobody says where they are cached
         self._rng = random.Random()
 
     @property

@@ -10,8 +10,10 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 
 from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.answer.history import History, Turn
 from quire.service.answer.kept_responses import KeptResponses
 from quire.service.answer.redis_responses import RedisResponses
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
@@ -26,7 +28,11 @@ from tests.service.live import Live
 
 pytestmark = pytest.mark.anyio
 SAID = StoredResponse(
-    b"{}", [{"role": "user", "content": "ü"}], {"msg_1": b'{"id": "msg_1"}'}, [b"{}"], "resp_0"
+    b"{}",
+    [{"role": "user", "content": "ü"}],
+    {"msg_1": b'{"id": "msg_1"}'},
+    [("msg_0", b"{}")],
+    [Turn("resp_0", ["msg_x"])],
 )
 
 
@@ -60,7 +66,8 @@ async def test_another_replica_and_a_restarted_one_know_them(server: RedisServer
     await first.responses.close()
     second = Replica(server)
     assert await second.responses.find("alice", "resp_1") == SAID
-    assert await second.responses.conversation("alice", "resp_1") == SAID.conversation
+    history = await second.responses.history("alice", "resp_1")
+    assert history == History(SAID.conversation, [*SAID.before, Turn("resp_1", ["msg_0", "msg_1"])])
     assert await second.responses.item("alice", "msg_1") == SAID.items["msg_1"]
     assert await second.responses.item("bob", "msg_1") is None
     with pytest.raises(ApiError, match="no response"):
@@ -89,6 +96,21 @@ async def test_they_are_bounded_and_whoever_has_most_loses_the_oldest(server: Re
     assert len(server.client.keys("quire:{responses}:kept:*")) == 4
 
 
+async def test_one_that_did_not_get_through_is_written_with_more_time(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep(*args: object) -> None:
+        raise redis.TimeoutError("no answer")
+
+    monkeypatch.setattr(RedisResponses, "keep", keep)
+    replica = Replica(server)
+    replica.responses.keep("alice", "resp_large", SAID)
+    await replica.written()
+    assert await replica.responses.find("alice", "resp_large") == SAID
+    assert replica.metrics.response_store_failures == 1
+    await replica.responses.close()
+
+
 async def test_they_live_for_so_long(server: RedisServer) -> None:
     server.client.flushall()
     replica = Replica(server, seconds=30)
@@ -110,7 +132,7 @@ async def test_a_redis_that_is_away_is_told_of_and_refuses_only_what_needs_it(
         with caplog.at_level(logging.INFO, "quire.service"):
             replica.responses.keep("alice", "resp_2", SAID)
             assert await replica.responses.find("alice", "resp_2") == SAID
-            needs: Any = (replica.responses.find, replica.responses.conversation, replica.responses.delete)
+            needs: Any = (replica.responses.find, replica.responses.history, replica.responses.delete)
             for need in needs:
                 with pytest.raises(ApiError) as refused:
                     await need("alice", "resp_1")

@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "a spilled block findable before it came",
         "memory.host_tier",
-        "            self._start(moves.spills, block, self.pool.allocate())\n",
-        "            self._start(moves.spills, block, self.pool.allocate())\n"
+        "            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())\n",
+        "            self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())\n"
         "            self._publish(self._device_cache.prefix(block), moves.spills[-1].host)\n",
     ),
     Mutant(

@@ -7,10 +7,10 @@ import numpy as np
 from quire.engine.core import EngineCore
 from quire.engine.inspection.inspector import Inspector
 from quire.engine.inspection.messages import (
+    NO_MOVES,
     STATES,
     BlockAnswer,
     BlockQuestion,
-    GlanceQuestion,
     OwnAnswer,
     OwnQuestion,
     PoolAnswer,
@@ -18,6 +18,9 @@ from quire.engine.inspection.messages import (
     PrefixAnswer,
     PrefixQuestion,
 )
+from quire.engine.inspection.own_blocks import OwnBlocks
+from quire.engine.inspection.replay import read_moves
+from quire.engine.memory.move_kinds import ALLOCATE, EVICT, HIT, KEEP, NOBODY, STEP, SWAP_IN, SWAP_OUT
 from quire.engine.messages import Request, SamplingParams
 from tests.engine.simulation import make_core
 
@@ -28,6 +31,11 @@ def pool(inspector: Inspector) -> PoolAnswer:
     answer = inspector.answer(PoolQuestion())
     assert isinstance(answer, PoolAnswer)
     return answer
+
+
+def moves(answer: PoolAnswer) -> list[tuple[int, int]]:
+    """Return the kinds of moves, and whose they are."""
+    return [(move.kind, move.request) for move in read_moves(answer.moves) if move.kind != STEP]
 
 
 def block(inspector: Inspector, number: int, tenant: str = "") -> BlockAnswer:
@@ -69,7 +77,6 @@ def request(number: int, n: int = 1, tokens: int = 4, salt: str = "") -> Request
 def test_samples_are_seen_to_share_their_prompt() -> None:
     core = make_core(16, 4, 8, 64)
     inspector = Inspector(core)
-    assert states(pool(inspector)) == ["free"] * 16
     core.add(request(7, n=2))
     step(core, inspector, 3)
     seen = pool(inspector)
@@ -81,8 +88,7 @@ def test_samples_are_seen_to_share_their_prompt() -> None:
     ]
     assert [seen.references[each] for each in first] == [2, 2, 2, 1]
     assert states(seen).count("active") == 5
-    kinds = [(move.kind, move.request) for move in seen.moves]
-    assert ("allocate", 7) in kinds and ("publish", -1) in kinds
+    assert (ALLOCATE, 7) in moves(seen) and (KEEP, NOBODY) in moves(seen)  # nobody had asked before
     held = block(inspector, first[0])
     assert [(each.index, each.logical) for each in held.holders] == [(0, 0), (1, 0)]
 
@@ -96,11 +102,11 @@ def test_a_hit_and_an_eviction_are_moves() -> None:
     assert states(pool(inspector)).count("cached") == 3
     core.add(request(2))
     finish(core, inspector)
-    assert sum(move.kind == "hit" and move.request == 2 for move in pool(inspector).moves) >= 2
+    assert (HIT, 2) in moves(pool(inspector))
     assert texts(inspector).hits >= 2
     core.add(Request(3, [5] * 16, SamplingParams(max_tokens=2, ignore_eos=True, seed=1)))
     finish(core, inspector)
-    assert "evict" in [move.kind for move in pool(inspector).moves]
+    assert (EVICT, NOBODY) in moves(pool(inspector))
     assert texts(inspector).evictions > 0
 
 
@@ -114,9 +120,9 @@ def test_swapped_requests_keep_their_host_blocks_in_sight() -> None:
     while core.has_work:
         step(core, inspector)
         answer = pool(inspector)
-        kinds |= {move.kind for move in answer.moves}
+        kinds |= {kind for kind, _ in moves(answer)}
         seen |= {table.state for table in answer.tables if table.host_blocks}
-    assert {"swap_out", "swap_in"} <= kinds and "swapped" in seen
+    assert {SWAP_OUT, SWAP_IN} <= kinds and "swapped" in seen
 
 
 def test_tokens_are_their_owners_and_others_get_a_digest() -> None:
@@ -146,7 +152,7 @@ def test_texts_branch_where_they_differ() -> None:
     assert [(run.parent, len(run.blocks) // 4) for run in runs] == [(-1, 2), (0, 1), (0, 1)]
 
 
-def test_nothing_is_recorded_once_nobody_asks() -> None:
+def test_hits_are_not_counted_once_nobody_asks() -> None:
     core = make_core(8, 4, 8, 64)
     inspector = Inspector(core)
     listeners = core.scheduler.blocks.cache.listeners
@@ -180,6 +186,20 @@ def test_a_requests_blocks_are_counted_while_it_runs_and_when_they_are_cached() 
     assert own(inspector, 9) == OwnAnswer(0, 0, 0, 0)
 
 
+def test_no_more_is_looked_at_than_takes_a_moment() -> None:
+    """However large the pool, and however many are asked about: the first blocks of the first are counted."""
+    core = make_core(16, 4, 8, 64)
+    inspector = Inspector(core)
+    for number in (7, 8):
+        core.add(request(number))
+    step(core, inspector, 3)
+    few, enough = (OwnBlocks(core.scheduler.state, most_looks=looks) for looks in (3, 100))
+    assert few.count([7, 8]) == OwnAnswer(active=2, shared=2, cached=0, host=0, partial=True)
+    assert few.count(range(100, 1000)).partial
+    whole = enough.count([7, 8])
+    assert whole.active > 2 and not whole.partial
+
+
 def test_no_more_is_remembered_of_what_has_ended_than_the_pool_has() -> None:
     core = make_core(16, 4, 8, 64)
     inspector = Inspector(core)
@@ -192,13 +212,15 @@ def test_no_more_is_remembered_of_what_has_ended_than_the_pool_has() -> None:
     assert own(inspector, 0) == OwnAnswer(0, 0, 0, 0)
 
 
-def test_a_glance_tells_the_same_and_records_nothing() -> None:
+def test_moves_are_asked_for_from_an_answer_on() -> None:
     core = make_core(16, 4, 8, 64)
     inspector = Inspector(core)
     core.add(request(7))
     step(core, inspector, 2)
-    glance = inspector.answer(GlanceQuestion())
-    assert inspector._recorder is None
-    assert isinstance(glance, PoolAnswer) and glance.moves == []
-    seen = pool(inspector)
-    assert (glance.states, glance.references, glance.tables) == (seen.states, seen.references, seen.tables)
+    first = pool(inspector)
+    finish(core, inspector)
+    later = inspector.answer(PoolQuestion(first.end))
+    assert isinstance(later, PoolAnswer) and later.begin == first.end and later.exact is None
+    assert moves(first) + moves(later) == moves(pool(inspector))
+    nothing = inspector.answer(PoolQuestion(NO_MOVES, True))
+    assert isinstance(nothing, PoolAnswer) and (nothing.moves, nothing.begin) == (b"", later.end)

@@ -16,6 +16,7 @@ from transformers import Gemma2Config
 
 from quire.engine.errors import FieldError
 from quire.engine.messages import POOLED, PoolingParams, Request, SamplingParams
+from quire.engine.models.pooling import read_pooling
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.schedule.pooled import finished
 from tests.engine.pooling import as_sentence_model, run, save_model, start, vectors
@@ -71,6 +72,35 @@ def test_a_classification_heads_logits_are_transformers(name: str, labels: int, 
         expected = torch.cat([model(torch.tensor([each])).logits for each in prompts])
     got = vectors(run(start(tmp_path), prompts))
     torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [
+        (1, None),
+        (1, "regression"),
+        (3, None),
+        (3, "regression"),
+        (3, "single_label_classification"),
+        (3, "multi_label_classification"),
+    ],
+)
+def test_probabilities_are_those_of_transformers_pipeline(
+    labels: int, problem_type: str | None, tmp_path: Path
+) -> None:
+    model = save_model(
+        tmp_path, "qwen3", "ForSequenceClassification", num_labels=labels, problem_type=problem_type
+    )
+    pooling = read_pooling(tmp_path)
+    assert pooling is not None
+    pipeline = transformers.TextClassificationPipeline(model=model, tokenizer=None, device="cpu")
+    logits = torch.linspace(-2, 3, labels)
+    expected = pipeline.postprocess({"logits": logits[None]}, top_k=None)
+    got = finished(logits.numpy(), PoolingParams(activation=pooling.class_activation))
+    assert got.tolist() == pytest.approx([each["score"] for each in expected])
+    scored = finished(logits[:1].numpy(), PoolingParams(activation=pooling.activation))
+    if labels == 1:  # which is asked for a score, too
+        assert scored.tolist() == got.tolist()
 
 
 CELLS: dict[str, dict[str, Any]] = {
@@ -188,7 +218,8 @@ def test_a_score_is_the_difference_of_two_tokens_logits(name: str, tmp_path: Pat
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 def test_models_by_transformers_code_pool_too(head: str, tmp_path: Path) -> None:
     """Whose own forward is what they are compared with."""
-    config = Gemma2Config(**GEMMA, num_labels=1)
+    # eager: some releases of transformers take sdpa here, which leaves out what Gemma 2 caps scores with.
+    config = Gemma2Config(**GEMMA, num_labels=1, attn_implementation="eager")
     torch.manual_seed(3)
     model = getattr(transformers, f"Gemma2{head}")(config).eval()
     model.save_pretrained(tmp_path)

@@ -145,8 +145,10 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
             seen.add(sort)
             constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= found.constants | {"TILE": found.tiles.keys}
+            constants |= {"CHUNKED": False} if "CHUNKED" in found.kernel.arg_names else {}
             constants |= {"PLANES": held.planes > 0} | ({} if held.scaled else {"kv_scales": None})
-            constants |= {name: None for name in ("softcap_log2", "sinks") if name in found.kernel.arg_names}
+            unused = {"softcap_log2", "sinks", "slopes"} & {*found.kernel.arg_names}
+            constants |= dict.fromkeys(unused)
             types = types_of(NAMES[plain], NAMES[held])
             aligned = [name for name, kind in types.items() if kind[0] == "*"]
             aligned += [name for name in found.kernel.arg_names if name.endswith("_stride")]

@@ -43,6 +43,10 @@ SPILLS_LIMIT = {
     "decode_16_sinks": 0,
     "decode_new_sinks": 0,
     "prefill_16_sinks": 176,
+    "decode_16_slopes": 0,
+    "decode_16_chunked": 0,
+    "prefill_16_slopes": 176,
+    "prefill_16_chunked": 176,
     "prefill_16": 176,
     "prefill_64": 88,
     "prefill_16_fp8": 432,
@@ -270,6 +274,10 @@ def plain_variants() -> dict[str, Case]:
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "prefill_16_sinks": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
+        "decode_16_slopes": (decode_kernel.decode_kernel, decode_shape | alone | no_scales, four_warps),
+        "decode_16_chunked": (decode_kernel.decode_kernel, decode_shape | alone | no_scales, four_warps),
+        "prefill_16_slopes": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
+        "prefill_16_chunked": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
         "prefill_16": (prefill._prefill_kernel, prefill_16 | no_scales, eight_warps),
         "prefill_64": (prefill._prefill_kernel, prefill_16 | no_scales | {"BLOCK_SIZE": 64}, eight_warps),
         "prefill_16_fp8": (prefill._prefill_kernel, prefill_16, eight_warps),
@@ -328,7 +336,7 @@ def plain_variants() -> dict[str, Case]:
     pointers |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "thresholds_ptr"), "*fp32")
     pointers |= {"table": "*bf16", "logits_ptr": "*bf16", "seed_ptr": "*i64", "best_ptr": "*fp32"}
     pointers |= {"rope": "*fp32", "q_norm": "*bf16", "k_norm": "*bf16"}
-    pointers |= {"sinks": "*bf16", "softcap_log2": "fp32"}
+    pointers |= {"sinks": "*bf16", "slopes": "*fp32", "softcap_log2": "fp32"}
     pointers |= {
         "dequantized_ptr": "*bf16",
         "qkv_ptr": "*bf16",
@@ -340,8 +348,9 @@ def plain_variants() -> dict[str, Case]:
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
-        kind: dict[str, object] = {"PLANES": name.endswith("fp12")}
+        kind: dict[str, object] = {"PLANES": name.endswith("fp12"), "CHUNKED": name.endswith("chunked")}
         kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
+        kind |= {} if name.endswith("slopes") else {"slopes": None}
         kind = {argument: value for argument, value in kind.items() if argument in kernel.arg_names}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.

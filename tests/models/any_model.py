@@ -37,7 +37,8 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32)
     | dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 128)
     | dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97)
-    | dict.fromkeys(("sliding_window", "attention_window_size"), 7)
+    | dict.fromkeys(("sliding_window", "attention_window_size", "window_size"), 7)
+    | {"attention_chunk_size": 10, "floor_scale": 6, "attn_scale": 0.5}
     | dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "rotary_dim", "hidden_size_per_layer_input"), 8)
     | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1)
     | dict.fromkeys(("num_shared_experts", "n_shared_experts"), 1)
@@ -65,11 +66,16 @@ class Verdict:
     reads: tuple[str, ...] = ()
 
 
-def tiny_config(kind: str) -> PreTrainedConfig:
-    """Return the type's default configuration, its sizes made small, with every kind of layer it has."""
+def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
+    """Return the type's default configuration, its sizes made small, with every kind of layer it has.
+
+    changes: fields of a configuration of text alone, beside those.
+    """
     make = CONFIG_MAPPING[kind]
     config = make()
     if config.get_text_config(decoder=True) is config:
+        if changes:
+            return make(**_small(config) | changes)
         with contextlib.suppress(Exception):  # it checks what it is given, or works out more from it
             return make(**_small(config))
     text = config.get_text_config(decoder=True)
@@ -122,15 +128,18 @@ def _nothing(layer: int, call: Call) -> Tensor:
     return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.v.shape[-1])
 
 
-def save_tiny(kind: str, folder: Path) -> Any:
-    """Save a random model of the type in a folder; return it as transformers runs it."""
+def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
+    """Save a random model of the type in a folder; return it as transformers runs it.
+
+    by: which of its ways to attend.
+    """
     torch.manual_seed(1)
     with torch.device("meta"):
-        count = AutoModelForCausalLM.from_config(tiny_config(kind)).num_parameters()
+        count = AutoModelForCausalLM.from_config(tiny_config(kind, **changes)).num_parameters()
     if count > MOST_PARAMETERS:
         raise ValueError(f"it would have {count} parameters")
     model = AutoModelForCausalLM.from_config(
-        tiny_config(kind), attn_implementation="eager", dtype=torch.float32
+        tiny_config(kind, **changes), attn_implementation=by, dtype=torch.float32
     ).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -154,10 +163,10 @@ def difference(generated: tuple[list[list[int]], list[Tensor]], reference: Any) 
     return worst
 
 
-def compare(kind: str, folder: Path) -> Verdict:
+def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdict:
     """Compare logits of a chunked, mixed and batched run over the cache with transformers' own."""
     try:
-        reference = save_tiny(kind, folder)
+        reference = save_tiny(kind, folder, by, **changes)
     except Exception as error:  # a configuration may need anything
         return Verdict("untried", f"no tiny model of it: {error!r}"[:120])
     try:

@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Llama4Config, Llama4ForConditionalGeneration, Llama4VisionConfig
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig, read_max_positions
 from quire.engine.models.general.host_reads import host_reads
+from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
+from quire.kernels.backend import torch_backend
 from tests.models.any_model import compare, save_tiny
+from tests.models.paged_driver import PagedDriver
 
 # Dense with norms of every kind and place, scaled logits and residuals, partial rotary, parallel blocks,
 # windows in some layers, experts; capped scores, sinks, values that are smaller than keys, layers whose heads
@@ -24,9 +28,11 @@ EQUAL = (
     "gpt_neox", "phi", "phi3", "starcoder2", "cohere2", "olmo2", "granite", "gemma3_text", "smollm3",
     "qwen3_moe", "stablelm", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "bart", "roberta",
 )  # fmt: skip
+# Whose code computes attention by itself, one of each way of it; chunks, slopes, and chosen tokens.
+OWN = ("gpt_neo", "openai-gpt", "xglm", "roformer", "falcon", "llama4_text", "bloom", "mpt", "deepseek_v32")
 
 
-@pytest.mark.parametrize("kind", EQUAL)
+@pytest.mark.parametrize("kind", [*EQUAL, *OWN])
 def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     verdict = compare(kind, tmp_path)
     assert verdict.outcome == "equal", verdict.detail
@@ -35,7 +41,7 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("bloom", "does not call attention by transformers' interface"),
+        ("cpmant", "does not call attention by transformers' interface"),
         ("mamba", "keep something else than keys and values|does not call attention"),
     ],
 )
@@ -43,6 +49,61 @@ def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, 
     save_tiny(kind, tmp_path)
     with pytest.raises(ValueError, match=rf"a model of type '{kind}' cannot run .*({reason})"):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize("heads", [4, 6])  # no power of two: some heads take slopes of twice as many
+def test_falcon_with_slopes_in_place_of_rotary_positions(heads: int, tmp_path: Path) -> None:
+    """Added once, as transformers does but in its eager attention, where mask and scores both have them."""
+    changes = {"alibi": True, "num_attention_heads": heads, "hidden_size": 16 * heads, "multi_query": False}
+    verdict = compare("falcon", tmp_path, "sdpa", **changes)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+def test_more_query_heads_than_a_kv_head_may_serve(tmp_path: Path) -> None:
+    """Falcon-7B has 71 for one: its keys are kept twice."""
+    verdict = compare("falcon", tmp_path, num_attention_heads=71, hidden_size=71 * 4)
+    assert verdict.outcome == "equal", verdict.detail
+    assert read_model(tmp_path).attention[0].heads == 72
+    assert {each.heads for each in read_model(tmp_path).cache_specs} == {2}
+
+
+def test_falcon_whose_heads_are_grouped(tmp_path: Path) -> None:
+    verdict = compare("falcon", tmp_path, new_decoder_architecture=True, num_kv_heads=2)
+    assert verdict.outcome == "equal", verdict.detail
+    assert {each.heads for each in read_model(tmp_path).cache_specs} == {2}
+
+
+def test_an_indexer_chooses_all_tokens_as_long_as_there_are_no_more_than_it_may(tmp_path: Path) -> None:
+    save_tiny("deepseek_v32", tmp_path, index_topk=40)
+    assert read_model(tmp_path).max_position_embeddings == 40
+
+
+def test_a_model_that_sees_images_answers_to_text(tmp_path: Path) -> None:
+    """Llama 4's folders have weights for images, which a model of text alone has no use for."""
+    reference = save_tiny("llama4_text", tmp_path / "text")
+    eyes = Llama4VisionConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        vision_output_dim=64, projector_input_dim=64, projector_output_dim=64, image_size=28,
+    )  # fmt: skip
+    whole = Llama4ForConditionalGeneration(Llama4Config(vision_config=eyes, text_config=reference.config))
+    whole.language_model.load_state_dict(reference.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    config = read_model(tmp_path / "whole")
+    answers = []
+    for folder in ("text", "whole"):
+        model, _ = load_model(
+            tmp_path / folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64
+        )
+        answers.append(PagedDriver(model, config, 1, 64).generate([[5, 6, 7, 8]], 3)[1][0])
+    assert torch.equal(*answers)
+
+
+def test_chunks_are_windows_of_the_cache(tmp_path: Path) -> None:
+    """What lies before a chunk is behind a window of its length, too, and may be given back."""
+    save_tiny("llama4_text", tmp_path)
+    model = read_model(tmp_path)
+    assert model.windows == (10, 0, 10, 0) and [each.chunked for each in model.attention] == [True, False] * 2
+    assert not any(model.within(10).windows)
 
 
 def test_an_encoder_is_refused_and_with_is_decoder_runs(tmp_path: Path) -> None:
@@ -99,7 +160,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Pat
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash"])
+@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash", "llama4_text", "bloom"])
 def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
     """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
     reference = save_tiny(kind, tmp_path)

@@ -66,6 +66,12 @@ def test_heads_and_their_activations(tmp_path: Path) -> None:
     own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     raw = folder(tmp_path, "Qwen3ForSequenceClassification", num_labels=1, **own)
     assert read_pooling(raw) == Pooling(labels=1, names=("LABEL_0",))
+    learnt = {"num_labels": 1, "problem_type": "regression"}
+    plain = Pooling(labels=1, names=("LABEL_0",), problem_type="regression")
+    assert read_pooling(folder(tmp_path, "Qwen3ForSequenceClassification", **learnt)) == plain
+    named = {"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid", **learnt}
+    found = read_pooling(folder(tmp_path, "Qwen3ForSequenceClassification", **named))
+    assert found is not None and (found.activation, found.class_activation) == ("sigmoid", "none")
     with_modules(folder(tmp_path, "Qwen3ForCausalLM"), "LogitScore", true_token_id=9, false_token_id=5)
     assert read_pooling(tmp_path) == Pooling(labels=1, label_tokens=(9, 5), activation="sigmoid")
     with_modules(tmp_path, "LogitScore", true_token_id=9, false_token_id=None)

@@ -19,7 +19,6 @@ from quire.engine.inspection.messages import (
     BlockAnswer,
     BlockQuestion,
     Holder,
-    Move,
     PoolAnswer,
     PoolQuestion,
     PrefixAnswer,
@@ -27,9 +26,11 @@ from quire.engine.inspection.messages import (
     PrefixQuestion,
     Table,
 )
+from quire.engine.memory.move_kinds import ALLOCATE, EVICT, NOBODY, STEP
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.live import Live
+from tests.service.pool_answers import Noted, after_requests, exactly
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -38,7 +39,7 @@ def int32(*numbers: int) -> bytes:
     return np.array(numbers, np.int32).tobytes()
 
 
-def pool(tables: dict[int, list[int]], cached: list[int], moves: list[Move], at: float) -> PoolAnswer:
+def pool(tables: dict[int, list[int]], cached: list[int], moves: list[Noted], at: float) -> PoolAnswer:
     """64 blocks, and sequences of request 7 by index."""
     states, references = bytearray(64), bytearray(64)
     for block in cached:
@@ -49,12 +50,12 @@ def pool(tables: dict[int, list[int]], cached: list[int], moves: list[Move], at:
     rows = [
         Table(7, index, "running", 16 * len(blocks), int32(*blocks), b"") for index, blocks in tables.items()
     ]
-    return PoolAnswer(at, 0.0, 64, 0, 16, bytes(states), bytes(references), rows, 0, moves, 0)
+    return exactly(PoolAnswer(at, 0.0, 64, 0, 16, bytes(states), bytes(references), rows, 0), moves)
 
 
 START = pool({0: [0, 1, 2], 1: [0, 1, 3]}, [10, 11], [], 1000.0)
 GROWN = pool({0: [0, 1, 2, 4], 1: [0, 1, 3]}, [10], [
-    Move(5, 1001.0, "allocate", 4, -1, 7), Move(5, 1001.0, "evict", 11, -1, -1)
+    (STEP, 5, 0, 0, []), (ALLOCATE, 7, 0, 3, [4]), (EVICT, NOBODY, 0, 0, [11])
 ], 1001.0)  # fmt: skip
 
 
@@ -69,13 +70,13 @@ def live() -> Iterator[Live]:
 def visit(browser: Browser, live: Live) -> Iterator[Callable[..., Page]]:
     console, contexts = Console(), []
 
-    def open_(**options: Any) -> Page:
-        tell(live, START)
+    def open_(start: PoolAnswer = START, active: str = "4", **options: Any) -> Page:
+        tell(live, start)
         contexts.append(browser.new_context(reduced_motion="reduce", **options))
         page = contexts[-1].new_page()
         console.listen(page)
         page.goto(f"{live.url}/blocks")
-        expect(count(page, "active")).to_have_text("4")
+        expect(count(page, "active")).to_have_text(active)
         return page
 
     yield open_
@@ -164,17 +165,23 @@ def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], l
     expect(count(page, "active")).to_have_text("0")
 
 
-def test_time_goes_back_before_the_page_was_open(visit: Callable[..., Page], live: Live) -> None:
-    tell(live, START)
-    blocks = live.server.state.blocks
-    live.call(blocks._past.clear)
-    before = pool({0: [0, 1]}, [], [], 990.0)
-    live.call(lambda: (blocks._take(before), blocks._past.clear(), blocks._take(before)))
-    page = visit()
-    back = page.get_by_role("button", name="One step back")
-    while count(page, "active").text_content() != "2":
-        back.click()
-    expect(page.locator("#moment")).to_contain_text("before the newest")
+def test_moves_from_before_the_page_was_open_are_gone_through_one_by_one(
+    visit: Callable[..., Page], live: Live
+) -> None:
+    """Of requests that had ended by then: no block is in use any more."""
+    page = visit(start=after_requests(1, num_blocks=64), active="0")
+    moment, moves = page.locator("#moment"), page.locator("#moves li")
+    expect(moves.first).to_contain_text("give back block")
+    back, on = (page.get_by_role("button", name=f"One step {way}") for way in ("back", "on"))
+    page.get_by_label("Moment").fill("0")
+    expect(moment).to_contain_text("moment 0 of")
+    expect(count(page, "free")).to_have_text("64")
+    for active in ("1", "2", "3"):
+        on.click()
+        expect(count(page, "active")).to_have_text(active)
+        expect(moves.first).to_contain_text(re.compile("allocate block . for request 0"))
+    back.click()
+    expect(count(page, "active")).to_have_text("2")
 
 
 def test_the_prefix_tree_lists_runs(visit: Callable[..., Page], live: Live) -> None:

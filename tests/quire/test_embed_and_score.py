@@ -1,15 +1,21 @@
-"""LLM.embed and LLM.score, as people who know vLLM's expect them."""
+"""embed, classify and score of LLM and AsyncLLM, as people who know vLLM's expect them."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from quire import LLM
+from quire import LLM, AsyncLLM
 from quire.pooling import text_pairs
+from quire.service.demo import MODEL_FOLDER
 
 SMALL: dict[str, Any] = {"device": "cpu", "num_gpu_blocks_override": 64, "swap_space": 0.0, "max_num_seqs": 4}
 TEXTS = ["A block table is", "Who preempts whom?", "A block table"]
@@ -51,3 +57,55 @@ def test_what_a_model_cannot_do_is_refused(llm: LLM) -> None:
         text_pairs(["a", "b"], ["c", "d", "e"])
     with LLM(**SMALL) as generates, pytest.raises(ValueError, match='make the LLM with runner="pooling"'):
         generates.embed("A")
+    with pytest.raises(ValueError, match="tells no labels apart"):
+        llm.classify("A")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_an_async_llm_gives_the_same(llm: LLM) -> None:
+    async with AsyncLLM(runner="pooling", **SMALL) as other:
+        for mine, theirs in (
+            (llm.embed(TEXTS, normalize=False), await other.embed(TEXTS, normalize=False)),
+            (llm.score(TEXTS[0], TEXTS[1:]), await other.score(TEXTS[0], TEXTS[1:])),
+        ):
+            assert [each.prompt_token_ids for each in mine] == [each.prompt_token_ids for each in theirs]
+            numbers = [[vars(each.outputs).popitem()[1] for each in outputs] for outputs in (mine, theirs)]
+            np.testing.assert_allclose(*numbers, atol=1e-5)
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            await other.embed([[5], []])
+        assert not other._engine._streams
+
+
+def classifier(folder: Path, **fields: Any) -> str:
+    """Write the demo model with a head for three labels instead of its head for text."""
+    shutil.copytree(MODEL_FOLDER, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], **fields}
+    config["id2label"] = {"0": "how", "1": "who", "2": "what"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    torch.manual_seed(1)
+    weights["score.weight"] = torch.randn(3, config["hidden_size"]).to(torch.bfloat16)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.anyio
+async def test_labels(tmp_path: Path) -> None:
+    """Their probabilities; of what was learnt as a regression, the numbers."""
+    with LLM(classifier(tmp_path / "labels"), **SMALL) as llm:
+        outputs = [output.outputs for output in llm.classify(TEXTS)]
+        assert [output.num_classes for output in outputs] == [3] * 3
+        assert [sum(output.probs) for output in outputs] == pytest.approx([1] * 3)
+        for refused in (llm.embed, lambda text: llm.score(text, text)):
+            with pytest.raises(ValueError, match="use classify"):
+                refused("A")
+    async with AsyncLLM(classifier(tmp_path / "numbers", problem_type="regression"), **SMALL) as numbers:
+        logits = np.array([output.outputs.probs for output in await numbers.classify(TEXTS)])
+    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(softmax, [output.probs for output in outputs], rtol=1e-3)

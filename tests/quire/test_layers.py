@@ -146,7 +146,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
-        *("inspection.messages", "lab.paths", "lab.view"),
+        *("inspection.messages", "inspection.replay", "lab.paths", "lab.view", "memory.move_kinds"),
         *("records", "request_stream"),
         *("models.attention_shape", "models.cache_groups", "models.config"),
         *("models.generation_config", "models.hub"),

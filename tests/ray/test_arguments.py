@@ -29,6 +29,9 @@ def test_they_are_the_flags_of_serve_as_texts_or_as_values() -> None:
         ({"advertise_url": "http://a"}, "leave it out"),
         ({"min_replicas": 3, "max_replicas": 0, "target_ongoing_requests": 1000}, "target_ongoing_requests"),
         ({"min_replicas": 0}, "min_replicas must be at least 1"),
+        ({"downscale_delay_s": -1}, "downscale_delay_s must be at least 0"),
+        ({"look_back_period_s": 0}, "look_back_period_s must be above 0"),
+        ({"device": "cuda", "tensor_parallel_size": 2, "num_gpus": 1}, "num_gpus must be at least tensor_p"),
         ({"redis_url": "http://a"}, "--redis-url"),
     ],
 )
@@ -41,6 +44,7 @@ def test_a_replica_has_an_address_and_gpus_of_its_own() -> None:
     settings = read_arguments({"tensor_parallel_size": 4, "redis_url": "redis://10.0.0.9"})
     assert settings.num_gpus == 4
     assert read_arguments({"device": "cpu"}).num_gpus == 0
+    assert read_arguments({"device": "cpu", "num_gpus": "2"}).num_gpus == 2
     own = settings_at(settings.arguments, "10.0.0.7", 4711)
     assert own.registry is not None
     assert own.registry.advertise_url == "http://10.0.0.7:4711"

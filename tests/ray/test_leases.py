@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from quire.ray.leases import HEADER, Leases
 from quire.ray.outside import Outside
-from quire.ray.wish import Wish
+from quire.ray.wish import Blocks, Wish
 
 
 def scope_of(path: str, **headers: bytes) -> Scope:
@@ -99,12 +99,12 @@ def test_a_wish_is_asked_in_its_own_loop_and_stays_in_its_process() -> None:
     async def run() -> None:
         loops: list[Any] = []
 
-        def rank(urls: list[str]) -> list[list[str]]:
+        def rank(blocks: Blocks) -> list[list[str]]:
             loops.append(asyncio.get_running_loop())
-            return [urls[1:], urls]
+            return [list(blocks)[1:], list(blocks)]
 
         wish = Wish(rank)
-        other = await asyncio.to_thread(lambda: asyncio.run(wish.rank(["a", "b"])))
+        other = await asyncio.to_thread(lambda: asyncio.run(wish.rank({"a": 1, "b": 1})))
         assert other == [["b"], ["a", "b"]]
         assert loops == [asyncio.get_running_loop()]
         assert pickle.loads(pickle.dumps(wish)) == ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from ray.serve.exceptions import BackPressureError
 
 from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import Load
+from quire.ray.affinity import PrefixAffinity
 from quire.ray.leases import HEADER
 from quire.ray.routing import RayState
 from quire.ray.wish import Wish
@@ -19,8 +22,10 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.router.directory import Registered
 from quire.service.router.placement import NOWHERE, Location
+from quire.service.router.prompt import Prompt
 
 A, B = "http://10.0.0.1:1", "http://10.0.0.2:1"
+BLOCKS = 400  # of each replica
 DEPLOYMENT = Deployment(model="m", revision="r", tokenizer="t", block_size=16, dtype="bfloat16", seed="s")
 F = DEPLOYMENT.fingerprint
 DIGESTS = [bytes([number] * 16) for number in range(8)]
@@ -66,10 +71,11 @@ class Call:
         """Ray ends what it was doing."""
 
     async def _run(self) -> AsyncIterator[tuple[str, bytes]]:
-        if self._handle.failures:
-            raise self._handle.failures.pop(0)
         while True:
-            for rank in await self._wish.rank(list(self._handle.urls)):
+            ranks = await self._wish.rank(dict.fromkeys(self._handle.urls, BLOCKS))
+            if self._handle.failures:
+                raise self._handle.failures.pop(0)
+            for rank in ranks:
                 for url in rank:
                     if url not in self._handle.full:
                         yield url, b"token"
@@ -77,16 +83,14 @@ class Call:
             await asyncio.sleep(0.01)
 
 
-def state_of(handle: Handle, *, registry: bool = True) -> RayState:
-    state = RayState(ServiceConfig(served_model_names=("m",)), handle)
-    if registry:
-        state.watch = Watch()  # type: ignore[assignment]
-    return state
+def state_of(handle: Handle) -> RayState:
+    return RayState(ServiceConfig(served_model_names=("m",)), handle)
 
 
 async def registered(handle: Handle) -> RayState:
     """One that knows two idle replicas of a deployment."""
     state = state_of(handle)
+    state.watch = Watch()  # type: ignore[assignment]
     await state.everybody()
     state.register(F, [Registered(url, "1", 1, "p", DEPLOYMENT, Load(blocks=100)) for url in (A, B)])
     return state
@@ -125,9 +129,76 @@ def test_who_was_tried_in_vain_or_has_failed_is_asked_last() -> None:
     asyncio.run(run())
 
 
-def test_without_a_registry_ray_takes_the_less_busy_of_two() -> None:
+async def affine(handle: Handle) -> RayState:
+    """One without a registry that knows two idle replicas."""
+    state = state_of(handle)
+    state.affinity = PrefixAffinity(16)
+    await state.everybody()
+    return state
+
+
+def prompt_of(tenant: str, turn: int) -> Prompt:
+    return Prompt([*range(16 * 20), *[turn] * 16], tenant, whole=True)
+
+
+def test_without_a_registry_a_tenant_stays_where_it_was_and_tenants_are_spread() -> None:
     async def run() -> None:
-        state = state_of(Handle(A, B), registry=False)
+        state = await affine(Handle(A, B))
+        homes: dict[str, set[str]] = {}
+        for turn in range(6):
+            for tenant in "abcdefgh":
+                location = await state.locate(prompt_of(tenant, turn))
+                placement = await state.place(location, set())
+                assert placement.reason == ("prefix" if turn else "load")
+                assert placement.predicted_tokens == (320 if turn else 0)
+                homes.setdefault(tenant, set()).add(placement.replica.url)
+        assert all(len(urls) == 1 for urls in homes.values())
+        assert Counter(url for urls in homes.values() for url in urls) == {A: 4, B: 4}
+
+    asyncio.run(run())
+
+
+def test_without_a_registry_one_prefix_does_not_keep_one_replica_busy_alone() -> None:
+    async def run() -> None:
+        state = await affine(Handle(A, B))
+        with ExitStack() as requests:  # none of which ends
+            for turn in range(100):
+                placement = await state.place(await state.locate(prompt_of("a", turn)), set())
+                requests.enter_context(placement.replica.request())
+            loads = sorted(replica.load for replica in state.replicas)
+        assert sum(loads) == 100
+        assert loads[1] <= 2 * loads[0]
+
+    asyncio.run(run())
+
+
+def test_without_a_registry_who_is_full_is_passed_over_and_then_both_have_it() -> None:
+    async def run() -> None:
+        handle = Handle(A, B)
+        state = await affine(handle)
+        first = (await state.place(await state.locate(prompt_of("a", 0)), set())).replica.url
+        handle.full = (first,)
+        other = (await state.place(await state.locate(prompt_of("a", 1)), set())).replica.url
+        assert {first, other} == {A, B}
+        assert (await state.locate(prompt_of("a", 2))).held == {A: 20, B: 20}
+
+    asyncio.run(run())
+
+
+def test_who_cannot_give_a_lease_is_not_asked_again_at_once() -> None:
+    async def run() -> None:
+        handle = Handle(A, B)
+        state = await affine(handle)
+        first = (await state.place(await state.locate(prompt_of("a", 0)), set())).replica
+        handle.failures = [ActorUnavailableError("its node is gone", None)]
+        assert (await state.place(await state.locate(prompt_of("a", 1)), set())).replica is not first
+
+    asyncio.run(run())
+
+
+def test_without_a_prefix_cache_ray_takes_the_less_busy_of_two() -> None:
+    async def run() -> None:
+        state = state_of(Handle(A, B))
         urls = {(await state.place(NOWHERE, set())).replica.url for _ in range(64)}
         assert urls == {A, B}
 

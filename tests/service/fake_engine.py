@@ -19,7 +19,6 @@ from quire.engine.inspection.messages import (
     Answer,
     BlockAnswer,
     BlockQuestion,
-    GlanceQuestion,
     OwnAnswer,
     OwnQuestion,
     PoolAnswer,
@@ -321,12 +320,9 @@ class FakeEngine:
             raise EngineDeadError(self.error or "loading")
         self.asked.append(question)
         blocks, host = self._info.num_blocks, self._info.num_host_blocks
-        pool = PoolAnswer(
-            0.0, 0.0, blocks, host, 16, bytes(blocks + host), bytes(blocks + host), [], 0, [], 0
-        )
+        pool = PoolAnswer(0.0, 0.0, blocks, host, 16, bytes(blocks + host), bytes(blocks + host), [], 0)
         nothing: dict[type, Answer] = {
             PoolQuestion: pool,
-            GlanceQuestion: pool,
             BlockQuestion: BlockAnswer(FREE, 0, []),
             OwnQuestion: OwnAnswer(0, 0, 0, 0),
         }

@@ -11,6 +11,7 @@ import pytest
 from quire.engine.inspection.messages import (
     ACTIVE,
     CACHED,
+    NO_MOVES,
     BlockAnswer,
     BlockQuestion,
     Holder,
@@ -32,7 +33,7 @@ def int32(*numbers: int) -> bytes:
 
 
 def look(at: float, states: list[int], references: list[int], tables: list[Table]) -> PoolAnswer:
-    return PoolAnswer(at, 0.001, len(states), 0, 16, bytes(states), bytes(references), tables, 0, [], 0)
+    return PoolAnswer(at, 0.001, len(states), 0, 16, bytes(states), bytes(references), tables, 0)
 
 
 def test_an_update_tells_only_what_is_different() -> None:
@@ -67,7 +68,7 @@ async def leave(exchange: Exchange) -> None:
 async def test_one_look_is_for_all_and_none_is_taken_for_nobody(service: Service) -> None:
     assert service.engine.asked == []
     watchers = [await watch(service) for _ in range(3)]
-    assert service.engine.asked == [PoolQuestion()]
+    assert service.engine.asked == [PoolQuestion(NO_MOVES, True)]
     for each in watchers:
         assert b'"full":true' in each.body and b'"num_blocks":100' in each.body
         await leave(each)
@@ -143,7 +144,8 @@ async def test_blocks_of_ones_own_requests_are_counted(make_service: Callable[..
     headers = {"authorization": "Bearer mine", "x_request_id": "question"}
     assert (await post(service.app, "/v1/completions", body, **headers)).status == 200
     service.engine.answers[OwnQuestion] = OwnAnswer(5, 3, 2, 0)
-    assert await own(service, "question,unknown") == {"active": 5, "shared": 3, "cached": 2, "host": 0}
+    counts = {"active": 5, "shared": 3, "cached": 2, "host": 0, "partial": False}
+    assert await own(service, "question,unknown") == counts
     await own(service, "question", "other")
     mine, others = (each for each in service.engine.asked if isinstance(each, OwnQuestion))
     assert len(mine.requests) == 2 and others.requests == []

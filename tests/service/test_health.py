@@ -227,6 +227,7 @@ STATED = {
     "quire_registry_dropped_total": 26.0,
     "quire_response_store_state{state=memory}": 1.0,
     "quire_response_store_failures_total": 0.0,
+    "quire_responses_not_written_total": 0.0,
     "quire_rank_memory_bytes{rank=0}": float(1 << 30),
     "vllm:num_requests_running": 1.0,
     "vllm:num_requests_waiting": 5.0,

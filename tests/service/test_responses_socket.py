@@ -14,6 +14,7 @@ from openai.types.responses import ResponsesServerEvent
 from pydantic import TypeAdapter
 
 from quire.service.answer.conversations import ConversationMemory, Conversations
+from quire.service.answer.history import History
 from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.errors import not_ready
 from quire.service.text.tokenizer import Tokenizer
@@ -182,7 +183,7 @@ async def test_conversations_belong_to_their_socket(service: Service) -> None:
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400), st.booleans()), max_size=40))
 def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
     """The latest is there; others only while all together are within the limit; what is there is right."""
-    kept, held = Conversations(5000, ConversationMemory(1 << 20), ""), dict[str, list[dict[str, Any]]]()
+    kept, held = Conversations(5000, ConversationMemory(1 << 20), ""), dict[str, History]()
     expected: list[tuple[str, int]] = []  # the longest unused first
     for number, (other, size, look) in enumerate(uses):
         name = f"{other if look else number}"
@@ -190,7 +191,7 @@ def test_conversations_are_bounded(uses: list[tuple[int, int, bool]]) -> None:
             assert name not in kept
             continue
         if not look:
-            held[name] = [{"role": "user", "content": "x" * size}]
+            held[name] = History([{"role": "user", "content": "x" * size}])
             kept.keep(name, held[name])
             expected.append((name, len('[{"role":"user","content":""}]') + size + 1024))
         assert kept.find(name) is held[name]
@@ -209,7 +210,7 @@ def test_conversations_of_all_are_bounded_and_nobody_pushes_others_out(
     sockets = {(key, at): Conversations(9000, memory, f"{key}") for key in range(4) for at in range(4)}
     said: dict[int, dict[tuple[int, str], int]] = {key: {} for key in range(4)}
     for number, (key, at, size) in enumerate(uses):
-        sockets[key, at].keep(f"{number}", [{"role": "user", "content": "x" * size}])
+        sockets[key, at].keep(f"{number}", History([{"role": "user", "content": "x" * size}]))
         said[key][at, f"{number}"] = len('[{"role":"user","content":""}]') + size + 1024
         assert memory.bytes <= 16_000
         for other, sizes in said.items():

@@ -158,6 +158,9 @@ async def test_labels(make_service: Callable[..., Service], embeds: Service, tok
     single = make_service(pooling=Pooling(labels=1, names=("fits",)))
     (one,) = (await post(single.app, "/classify", {"input": QUERY})).json()["data"]
     assert one["probs"] == pytest.approx([sigmoid(counts(tokenizer, QUERY)[0])])
+    learnt = make_service(pooling=Pooling(labels=1, names=("stars",), problem_type="regression"))
+    (stars,) = (await post(learnt.app, "/classify", {"input": QUERY})).json()["data"]
+    assert stars["probs"] == [counts(tokenizer, QUERY)[0]], "which is no probability"
     refused = await post(embeds.app, "/classify", {"input": "a"})
     assert (refused.status, refused.error["code"]) == (400, "model_not_supported")
     assert (await post(service.app, "/classify", {"input": []})).error["param"] == "input"

@@ -380,7 +380,7 @@ def test_nothing_heavy_is_imported_before_the_port_is_bound() -> None:
 
 
 def test_a_request_imports_nothing_heavy() -> None:
-    """It would hold up the event loop. What the port does not wait for is imported before the first request."""
+    """It would hold up the event loop. What the port does not wait for is imported before requests come."""
     code = """if True:
     import sys
     from importlib import import_module

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from quire.service.answer.stored_responses import ResponseStore, StoredResponse
-from quire.service.api.responses.input_items import ListedItem, ListedMessage, Page
+from quire.service.api.responses.input_items import Page
 from quire.service.errors import ApiError
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
@@ -35,6 +35,12 @@ REQUIRED = {
 async def remove(service: Service, response_id: str, **headers: str) -> Reply:
     path = f"{PATH}/{response_id}"
     return await Exchange(service.app, "DELETE", path, b"", headers).start().finish()
+
+
+async def items_of(service: Service, response_id: str, query: str) -> Any:
+    exchange = Exchange(service.app, "GET", f"{PATH}/{response_id}/input_items")
+    exchange.scope["query_string"] = query.encode()
+    return (await exchange.start().finish()).json()
 
 
 def prompt(service: Service, tokenizer: Tokenizer) -> str:
@@ -111,6 +117,47 @@ async def test_what_was_said_is_listed(service: Service) -> None:
     assert (await get(service.app, f"{PATH}/resp_no/input_items")).status == 404
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_only_the_responses_of_a_page_are_read(
+    service: Service, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """However long the conversation; and all pages together are the whole of it."""
+    previous = None
+    for at in range(8):
+        body = {"input": f"{at}", "previous_response_id": previous, "max_output_tokens": 1}
+        previous = (await post(service.app, PATH, body)).json()["id"]
+    reads: list[str] = []
+
+    def find(store: ResponseStore, tenant: str, response_id: str) -> StoredResponse | None:
+        reads.append(response_id)
+        return plain_find(store, tenant, response_id)
+
+    plain_find = ResponseStore.find
+    monkeypatch.setattr(ResponseStore, "find", find)
+    query, after, texts = f"limit=4&order={order}", "", []
+    while True:
+        reads.clear()
+        page = await items_of(service, f"{previous}", query + after)
+        assert len(reads) <= 4, "the response, and those whose four items these are"
+        texts += [item["content"][0]["text"] for item in page["data"] if item["role"] == "user"]
+        after = f"&after={page['last_id']}"
+        if not page["has_more"]:
+            break
+    assert (texts if order == "asc" else texts[::-1]) == [f"{at}" for at in range(8)]
+
+
+@pytest.mark.anyio
+async def test_what_was_said_is_listed_as_far_back_as_it_is_kept(service: Service) -> None:
+    ids: list[str | None] = [None]
+    for at in range(4):
+        body = {"input": f"{at}", "previous_response_id": ids[-1], "max_output_tokens": 1}
+        ids.append((await post(service.app, PATH, body)).json()["id"])
+    await remove(service, f"{ids[2]}")
+    page = await items_of(service, f"{ids[4]}", "order=asc")
+    assert [item["content"][0]["text"] for item in page["data"] if item["role"] == "user"] == ["2", "3"]
+
+
 @pytest.mark.parametrize(
     ("query", "expected", "more"),
     [
@@ -123,17 +170,14 @@ async def test_what_was_said_is_listed(service: Service) -> None:
     ],
 )
 def test_pages_of_items(query: str, expected: str, more: bool) -> None:
-    items: list[ListedItem] = [ListedMessage(id=f"{at}", role="user", content=[]) for at in range(5)]
-    page = Page.of(dict(parse_qsl(query))).take(items)
-    assert ("".join(item.id for item in page.data), page.has_more) == (expected, more)
-    ends = (page.data[0].id, page.data[-1].id) if page.data else (None, None)
-    assert (page.first_id, page.last_id) == ends
+    places, has_more = Page.of(dict(parse_qsl(query))).places([f"{at}" for at in range(5)])
+    assert ("".join(f"{at}" for at in places), has_more) == (expected, more)
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=7", "unknown=1"])
 def test_parameters_of_pages_are_checked(query: str) -> None:
     with pytest.raises(ApiError) as refused:
-        Page.of(dict(parse_qsl(query))).take([])
+        Page.of(dict(parse_qsl(query))).places([])
     assert (refused.value.status, refused.value.param) == (400, query.partition("=")[0])
 
 

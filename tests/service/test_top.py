@@ -26,7 +26,7 @@ def int32(*numbers: int) -> bytes:
 def pool(*tables: Table) -> PoolAnswer:
     used = {int(block) for table in tables for block in np.frombuffer(table.blocks, np.int32)}
     states = bytes(ACTIVE * (block in used) for block in range(100))
-    return PoolAnswer(0.0, 0.0, 100, 0, 16, states, states, list(tables), 0, [], 0)
+    return PoolAnswer(0.0, 0.0, 100, 0, 16, states, states, list(tables), 0)
 
 
 BEAMS = pool(

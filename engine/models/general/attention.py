@@ -7,13 +7,15 @@ that name, so that no mask is made: causality, windows and block tables are the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.engine.models.attention_shape import AttentionShape
+from quire.engine.models.config import MAX_GROUP
 from quire.kernels.attention.batch import AttentionLayer
 
 NAME = "quire"
@@ -22,7 +24,18 @@ _KNOWN = {
     "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "softcap", "s_aux",
+    "alibi_slopes",
 }  # fmt: skip
+
+
+class _Every:
+    """Stands for a mask, or for indices of tokens, that leaves nothing out, whatever part of it is taken."""
+
+    def __getitem__(self, part: object) -> _Every:
+        return self
+
+
+EVERY: Any = _Every()
 
 
 class UnsupportedAttention(ValueError):
@@ -33,7 +46,7 @@ class UnsupportedAttention(ValueError):
 class Call:
     """A module's attention: q [Hq, T, D], k [Hkv, T, D] and v [Hkv, T, Dv], normed and rotated.
 
-    softcap and sinks [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them.
+    softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them.
     """
 
     q: Tensor
@@ -43,6 +56,7 @@ class Call:
     window: int  # 0: none was given
     softcap: float = 0.0
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
 
     @property
     def head_dim(self) -> int:
@@ -51,10 +65,14 @@ class Call:
         return most + most % 2
 
     @property
+    def plain(self) -> bool:
+        """Whether weights are the softmax of scaled scores."""
+        return not self.softcap and self.sinks is None and self.slopes is None
+
+    @property
     def shape(self) -> AttentionShape:
         """Return what the attention is, whatever the tokens."""
-        plain = not self.softcap and self.sinks is None
-        return AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, plain)
+        return AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, self.plain)
 
 
 class Attention(Protocol):
@@ -77,13 +95,14 @@ def attention_modules(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int))
 
 
-def _attend(
+def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
     """Hand a call of transformers' on. Raises UnsupportedAttention."""
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask is not EVERY:
         raise UnsupportedAttention("it masks more than what comes later and what a window leaves")
-    unknown = sorted(name for name, value in given.items() if name not in _KNOWN and value is not None)
+    said = {name: value for name, value in given.items() if value is not None and value is not EVERY}
+    unknown = sorted(said.keys() - _KNOWN)
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
     causal = getattr(module, "is_causal", True) or getattr(module, "is_decoder", False)
@@ -98,28 +117,57 @@ def _attend(
         window=given.get("sliding_window") or 0,
         softcap=given.get("softcap") or 0.0,
         sinks=given.get("s_aux"),
+        slopes=given.get("alibi_slopes"),
     )
     attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
     if attention is None:
         raise UnsupportedAttention("its attention does not know which layer it is of")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return attention(layer, call), None
+    spread = _spread(call)
+    out = attention(layer, spread)
+    if spread is not call:
+        out = out.unflatten(2, (len(call.k), -1))[:, :, :, : len(call.q) // len(call.k)].flatten(2, 3)
+    return out, None
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)
+def _spread(call: Call) -> Call:
+    """Return a call of which no KV head serves more query heads than kernels take: it has copies then.
+
+    Query heads that are zeros fill up what the last copy serves (Falcon-7B has 71 for one).
+    """
+    group = len(call.q) // len(call.k)
+    copies = -(-group // MAX_GROUP)
+    if copies == 1:
+        return call
+    missing = -group % copies
+
+    def filled(heads: Tensor | None) -> Tensor | None:
+        if heads is None:
+            return None
+        return (
+            F.pad(heads.unflatten(0, (-1, group)).movedim(1, -1), (0, missing)).movedim(-1, 1).flatten(0, 1)
+        )
+
+    k, v = (part.repeat_interleave(copies, 0) for part in (call.k, call.v))
+    q = filled(call.q)
+    assert q is not None
+    return replace(call, q=q, k=k, v=v, sinks=filled(call.sinks), slopes=filled(call.slopes))
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
 class Recorder:
-    """Notes each layer's call, and computes nothing."""
+    """Notes each call and the layer it is of, in their order, and computes nothing."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, Call] = {}
+        self.calls: list[tuple[int, Call]] = []
 
     def __call__(self, layer: int, call: Call) -> Tensor:
-        if layer in self.calls:
-            raise UnsupportedAttention(f"it attends more than once in layer {layer}")
-        self.calls[layer] = call
         heads, tokens, _ = call.q.shape
+        if call.k.shape[1] != tokens:
+            raise UnsupportedAttention(f"it attends to something else than its tokens in layer {layer}")
+        self.calls.append((layer, call))
         return call.v.new_empty(1, tokens, heads, call.v.shape[-1])
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from quire.engine.models.config import MAX_GROUP, MAX_HEAD_DIM, ModelConfig
+from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.general.attention import Call, Recorder, UnsupportedAttention
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
+from quire.engine.models.general.own_attention import most_tokens, why_undivided
 from quire.engine.models.json_fields import Fields, read_json
 
+CHUNKED = "chunked_attention"  # among a configuration's `layer_types`
+_POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
+_TRAINED = 2048  # positions of BLOOM, which no field of its configuration tells
 _UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.models_page finds
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -29,19 +34,20 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, offset, undivided, has_experts = _run_dry(whole, kind, where)
-    attention = tuple(call.shape for call in calls)
+    calls, offset, most, undivided, has_experts = _run_dry(whole, kind, where)
+    kinds = getattr(config, "layer_types", None) or [""] * len(calls)
+    attention = tuple(replace(call.shape, chunked=kinds[layer] == CHUNKED) for layer, call in calls)
     head_dim = max(each.head_dim for each in attention)
     if head_dim > MAX_HEAD_DIM:
         raise _refused(where, kind, f"its heads have {head_dim} numbers; kernels take up to {MAX_HEAD_DIM}")
-    group = max(each.heads // each.kv_heads for each in attention)
-    if group > MAX_GROUP:
-        raise _refused(where, kind, f"a KV head serves {group} query heads; kernels take up to {MAX_GROUP}")
     fields = Fields(whole.to_dict(), where)
     generation = folder / "generation_config.json"
     eos = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
-    positions = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
-    if not isinstance(positions, int):
+    found = (getattr(config, name, None) for name in _POSITIONS)
+    positions = next((each for each in found if isinstance(each, int)), None)
+    if positions is None and all(call.slopes is not None for _, call in calls):
+        positions = _TRAINED
+    if positions is None:
         raise _refused(where, kind, "its max_position_embeddings are not known")
     return ModelConfig(
         architecture=(whole.architectures or [kind])[0],
@@ -53,22 +59,21 @@ def read_general(folder: Path) -> ModelConfig:
         head_dim=head_dim,
         intermediate_size=_intermediate_size(config),
         vocab_size=config.vocab_size,
-        max_position_embeddings=positions - offset,
+        max_position_embeddings=min(positions - offset, most or positions),
         dtype=_DTYPES.get(config.dtype or whole.dtype, "float32"),  # type: ignore[arg-type]
         activation="silu",
         norm_eps=0.0,
         tie_word_embeddings=bool(config.tie_word_embeddings),
         eos_token_ids=eos or fields.token_ids("eos_token_id"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        windows=tuple(
-            _window(config, positions, layer, call, where, kind) for layer, call in enumerate(calls)
-        ),
+        windows=tuple(_window(config, positions, layer, call, where, kind) for layer, call in calls),
         rope=None,
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,
         embedding_size=config.hidden_size,
         attention=attention,
+        in_call_order=[layer for layer, _ in calls] != list(range(len(calls))),
         undivided=undivided,
         has_experts=has_experts,
     )
@@ -77,11 +82,13 @@ def read_general(folder: Path) -> ModelConfig:
 class _Run(NamedTuple):
     """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
+    calls: with the number of the layer that each is of. most_tokens: that a request may have, None: any.
     undivided, has_experts: as `ModelConfig` has them.
     """
 
-    calls: list[Call]
+    calls: list[tuple[int, Call]]
     offset: int
+    most_tokens: int | None
     undivided: str
     has_experts: bool
 
@@ -95,19 +102,34 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
         raise _refused(where, kind, f"a run of its modelling code ends with {error!r}") from error
+    calls = _of_layers(whole, recorder.calls, kind, where)
+    told = positions.taken or positions.told
+    if not told and any(call.slopes is None for _, call in calls):
+        raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
+    undivided = why_undivided(model)
+    if not undivided and not has_plan(model):
+        undivided = "it has no plan of how to divide a model of this type"
+    return _Run(calls, positions.offset, most_tokens(model), undivided, has_whole_experts(model))
+
+
+def _of_layers(
+    whole: PreTrainedConfig, calls: list[tuple[int, Call]], kind: str, where: str
+) -> list[tuple[int, Call]]:
+    """Return the calls in the order of layers; as they came, if layers call more than once."""
     config = whole.get_text_config(decoder=True)
     expected = list(range(getattr(config, "decoder_layers", None) or config.num_hidden_layers))
-    if sorted(recorder.calls) != expected:
-        missing = [layer for layer in expected if layer not in recorder.calls]
-        reason = f"layers {missing[:8]} keep something else than keys and values"
-        if not recorder.calls:
-            reason = "it does not call attention by transformers' interface"
-        raise _refused(where, kind, reason)
-    if not positions.taken and not positions.told:
-        raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
-    undivided = "" if has_plan(model) else "it has no plan of how to divide a model of this type"
-    calls = [recorder.calls[layer] for layer in expected]
-    return _Run(calls, positions.offset, undivided, has_whole_experts(model))
+    called = sorted(layer for layer, _ in calls)
+    if called == expected:
+        return sorted(calls, key=lambda each: each[0])
+    if [*dict.fromkeys(called)] == expected:  # differences of two (DiffLlama)
+        return calls
+    if len(called) == len(expected) and set(called) < set(expected):  # layers gone through again (HRM)
+        return calls
+    missing = [layer for layer in expected if layer not in called]
+    reason = f"layers {missing[:8]} keep something else than keys and values"
+    if not calls:
+        reason = "it does not call attention by transformers' interface"
+    raise _refused(where, kind, reason)
 
 
 def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:
@@ -115,10 +137,12 @@ def _window(config: Any, positions: int, layer: int, call: Call, where: str, kin
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         window = call.window or getattr(config, "sliding_window", None) or 0
-    elif kinds[layer] == "full_attention":
+    elif kinds[layer] in ("full_attention", "indexed_attention"):
         window = 0
     elif kinds[layer] == "sliding_attention":
         window = config.sliding_window or 0
+    elif kinds[layer] == CHUNKED:
+        window = config.attention_chunk_size or 0
     else:
         raise _refused(where, kind, f"layer {layer} is of the kind {kinds[layer]!r}")
     if call.window not in (0, window):

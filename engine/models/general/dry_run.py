@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from quire.engine.models.general.attention import NAME, Attention, UnsupportedAttention, give
 from quire.engine.models.general.host_reads import NothingFound
+from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.positions import StepPositions
 
 TOKENS = 3  # of the run
@@ -18,19 +19,27 @@ TOKENS = 3  # of the run
 def build(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> Any:
     """Return the model that one of transformers' classes makes of a configuration, its parameters nowhere."""
     config._attn_implementation = NAME
+    register_classes(config.model_type)
     with torch.inference_mode(), torch.device("meta"):
-        return auto.from_config(config, attn_implementation=NAME, experts_implementation="batched_mm")
+        model = auto.from_config(config, attn_implementation=NAME, experts_implementation="batched_mm")
+    adapt(model)
+    return model
 
 
 def run_dry(model: Any, attention: Attention) -> StepPositions:
     """Have a model that `build` made call `attention`. Raises what its code raises."""
     with torch.inference_mode():
         give(model, attention)
-        decoder: nn.Module | None = getattr(model, model.base_model_prefix, None)
-        if decoder is None:
-            raise UnsupportedAttention(f"it has no part {model.base_model_prefix!r}, which its class names")
-        positions = StepPositions(decoder)
+        positions = StepPositions(getattr(model, decoder_name(model)))
         tokens = torch.arange(TOKENS, device="meta")
         with NothingFound():  # experts of their own kind find no tokens
             model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
     return positions
+
+
+def decoder_name(causal: Any) -> str:
+    """Return under which name a causal model has its decoder. Raises UnsupportedAttention."""
+    for name in (causal.base_model_prefix, "model"):  # Llama 4's class names a part that it has not
+        if isinstance(getattr(causal, name, None), nn.Module):
+            return str(name)
+    raise UnsupportedAttention(f"it has no part {causal.base_model_prefix!r}, which its class names")

@@ -140,6 +140,8 @@ def _attention(
     seen: Seen, config: ModelConfig, max_len: int, agree: Callable[[bool], bool]
 ) -> list[Attending | None]:
     """Return each layer's attention where kernels take it from the projection on."""
+    if config.in_call_order:  # a layer attends several times
+        return [None] * len(seen.layers)
     tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
     found: list[Attending | None] = []
     for layer, window, shape in zip(seen.layers, config.windows, config.attention, strict=True):
@@ -154,7 +156,8 @@ def _attention(
                     if place not in tables:
                         tables[place] = matching.rope_table(rotation, seen.positions, max_len)
                     table = tables[place]
-        found.append(matching.attention_of(layer, seen.positions, table, window, agree))
+        chunked = shape.chunked and window > 0
+        found.append(matching.attention_of(layer, seen.positions, table, window, agree, chunked=chunked))
     return found
 
 
@@ -229,6 +232,7 @@ def _shape(layer: PreNormLayer, cache: CacheSpec) -> LayerShape:
         down=down,
         gated=True,
         plain=layer.attention.plain,
+        chunked=layer.attention.chunked,
     )
 
 

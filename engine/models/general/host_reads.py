@@ -13,6 +13,7 @@ _READS = {
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
     "aten::unique_consecutive", "aten::equal", "aten::repeat_interleave.Tensor", "aten::is_nonzero",
 }  # fmt: skip
+_PUTS = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 
 
 class _Watch(TorchDispatchMode):
@@ -24,9 +25,20 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = str(func.name())
-        if name in _READS or name.rsplit(".", 1)[0] in _READS:
+        if name in _READS or name.rsplit(".", 1)[0] in _READS or _counts(func, args):
             self.found[name] = None
         return func(*args, **(kwargs or {}))
+
+
+def _counts(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether an operation indexes by truth values, but to fill with one number."""
+    if func is torch.ops.aten.index.Tensor:
+        return _has_truth_values(args[1])
+    return func in _PUTS and _has_truth_values(args[1]) and args[2].numel() > 1
+
+
+def _has_truth_values(indices: Any) -> bool:
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
 
 
 class NothingFound(TorchDispatchMode):
@@ -37,6 +49,11 @@ class NothingFound(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten.nonzero.default and args[0].is_meta:
             return args[0].new_empty((0, args[0].dim()), dtype=torch.int64)
+        if func is torch.ops.aten.index.Tensor and args[0].is_meta and _has_truth_values(args[1]):
+            (index,) = args[1]  # of the first sizes
+            return args[0].new_empty((0, *args[0].shape[index.dim() :]))
+        if func in _PUTS and args[0].is_meta:
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 

@@ -107,11 +107,14 @@ def attention_of(
     rope: Tensor | None,
     window: int,
     agree: Callable[[bool], bool] = bool,
+    *,
+    chunked: bool = False,
 ) -> Attending | None:
     """Return the attention of a layer as it was seen, if it is projections, norms of heads and rope.
 
-    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it. agree: tells
-    whether all ranks, of which each sees its own heads, find the same.
+    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it. window and chunked
+    as `AttentionLayer` has them. agree: tells whether all ranks, of which each sees its own heads, find the
+    same.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
     qkv, output = _linears(module, _QKV), _linears(module, [(name,) for name in _OUTPUT])
@@ -142,6 +145,8 @@ def attention_of(
             eps=eps,
             softcap=call.softcap,
             sinks=call.sinks,
+            slopes=call.slopes,
+            chunked=chunked,
         )
         ours = _heads(product(into), layer, positions)
         theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))

@@ -17,10 +17,11 @@ from quire.engine.models.general.attention import NAME, give
 from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
 from quire.engine.models.general.division.shares import Held
-from quire.engine.models.general.dry_run import build
+from quire.engine.models.general.dry_run import build, decoder_name
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
+from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.vocabulary import all_logits
@@ -28,6 +29,9 @@ from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.parallel.ranks import Ranks
+
+# Weights that a folder has besides those of a model of its text alone (Llama 4).
+_FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
 
 
 class _Output(BaseModelOutputWithPast):
@@ -74,7 +78,8 @@ class GeneralModel:
         # Of a head for text, `logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
-        self._decoder = getattr(causal, causal.base_model_prefix)
+        name = decoder_name(causal)
+        self._decoder = getattr(causal, name)
         self._positions = StepPositions(self._decoder)
         self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
@@ -83,7 +88,7 @@ class GeneralModel:
             head.forward = HeadModule(head.weight.data, backend)
         self._given = _Given()
         self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        setattr(causal, causal.base_model_prefix, self._given)
+        setattr(causal, name, self._given)
         self._causal = causal
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
@@ -135,6 +140,8 @@ def load_general(
     if pooling is not None and pooling.labels:
         auto = AutoModelForSequenceClassification
     splits: frozenset[int] = frozenset()
+    described = AutoConfig.from_pretrained(folder, local_files_only=True)
+    register_classes(described.model_type)
     if ranks is not None:
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
@@ -143,18 +150,22 @@ def load_general(
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
+        if getattr(described, "vision_config", None) is not None:
+            needed = {name for name in told["unexpected_keys"] if not name.startswith(_FOR_IMAGES)}
+            told = {**told, "unexpected_keys": needed}
         _check(folder, told, config)
         causal = causal.to(device)
     else:
         with torch.device(device):
             causal = auto.from_config(
-                AutoConfig.from_pretrained(folder, local_files_only=True),
+                described,
                 dtype=dtype,
                 attn_implementation=NAME,
                 experts_implementation=_experts(device),
             )
         _draw(causal, dummy_seed, device)
     causal.eval().requires_grad_(False)
+    adapt(causal)
     if device.type == "cuda":
         give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}

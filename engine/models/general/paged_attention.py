@@ -32,19 +32,33 @@ class PagedAttention:
         splits: frozenset[int] = frozenset(),
     ) -> None:
         """ranks, splits: those that heads are divided among, and as `Division` has them."""
+        self._in_call_order, self._calls = config.in_call_order, 0
         self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
         self._shapes, self._ranks, self._splits = config.attention, ranks, splits
         self._layers = [
-            AttentionLayer(each.heads, each.kv_heads, each.head_dim, each.scale, window)
+            AttentionLayer(
+                each.heads,
+                each.kv_heads,
+                each.head_dim,
+                each.scale,
+                window,
+                chunked=each.chunked and window > 0,
+            )
             for each, window in zip(config.attention, config.windows, strict=True)
         ]
 
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
         self._batches, self._caches = batch.by_layer(len(self._layers)), caches
-        self._chosen = self._plans.of(batch, caches)
+        self._chosen, self._calls = self._plans.of(batch, caches), 0
+
+    def _place(self, layer: int) -> int:
+        """Return which of the caches a call is of."""
+        self._calls += 1
+        return self._calls - 1 if self._in_call_order else layer
 
     def __call__(self, layer: int, call: Call) -> Tensor:
+        layer = self._place(layer)
         if self._ranks is None:
             return self._attended(layer, call)
         own, is_whole = heads_of_rank(call, self._shapes[layer], self._ranks)
@@ -54,12 +68,13 @@ class PagedAttention:
         return gathered(out.flatten(2), self._ranks).unflatten(2, (-1, out.shape[-1]))
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
+        layer = self._place(layer)
         return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
 
     def _attended(self, layer: int, call: Call) -> Tensor:
         attention = self._layers[layer]
-        if call.softcap or call.sinks is not None:
-            attention = replace(attention, softcap=call.softcap, sinks=call.sinks)
+        if not call.plain:
+            attention = replace(attention, softcap=call.softcap, sinks=call.sinks, slopes=call.slopes)
         parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
         out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])

@@ -41,8 +41,9 @@ class StepPositions:
     def _tell(
         self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        counted = given.get("position_ids")
-        if counted is None or self._positions is None:
+        if self._positions is None:
             return None
+        counted = given.get("position_ids")  # TrOCR's and RoFormer's tables are given none, and count
         self.told = True
-        return args, {**given, "position_ids": self._positions.view(counted.shape)}
+        positions = self._positions if counted is None else self._positions.view(counted.shape)
+        return args, {**given, "position_ids": positions}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,10 +31,7 @@ async def classify(state: ServerState, request: Request) -> Response:
     model = state.check_model(body.model)
     times = state.times_of(request, model)
     prompts = await tokens_of(state, body.inputs, "input", body)
-    activation: Literal["none", "sigmoid", "softmax"] = "none"
-    if body.use_activation is not False:
-        one_fits = pooling.labels > 1 and pooling.activation != "sigmoid"
-        activation = "softmax" if one_fits else "sigmoid"
+    activation = "none" if body.use_activation is False else pooling.class_activation
     usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
 
     def reply(vectors: list[bytes]) -> ClassifyReply:

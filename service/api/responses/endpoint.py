@@ -8,9 +8,10 @@ from msgspec import json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.service.answer.history import History
 from quire.service.api.answers import Answer
 from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
-from quire.service.api.responses.input_items import Page, listed
+from quire.service.api.responses.input_items import Page, page_of
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.api.responses.response import begin
@@ -27,7 +28,7 @@ async def responses(state: ServerState, request: Request) -> Response:
     state.generating()
     body = await decode(request, _decoder)
     previous, tenant = body.previous_response_id, request.state.tenant
-    history = [] if previous is None else await state.responses.conversation(tenant, previous)
+    history = History() if previous is None else await state.responses.history(tenant, previous)
     response = await begin(state, request, body, history)
     loop = asyncio.get_running_loop()
 
@@ -68,4 +69,4 @@ async def input_items(state: ServerState, request: Request) -> Response:
     page = Page.of(request.query_params)
     tenant = request.state.tenant
     response = await state.responses.find(tenant, request.path_params["response_id"])
-    return JsonResponse(page.take(listed(await state.responses.inputs(tenant, response))))
+    return JsonResponse(await page_of(state.responses, tenant, response, page))

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from quire.service.answer.kept_responses import KeptResponses
+from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.responses.protocol import InputItem
 from quire.service.api.responses.replies import OutputCall, OutputReasoning, OutputText, ReasoningText
 from quire.service.errors import bad_value
@@ -69,25 +71,25 @@ class Page(msgspec.Struct, frozen=True):
             raise bad_value("order", f"order must be asc or desc, got {order!r}")
         return cls(int(limit), order == "desc", query.get("after"), query.get("before"))
 
-    def take(self, items: list[ListedItem]) -> InputItems:
-        """Return those of all items, the oldest of which stands first. Raises ApiError 400."""
-        ordered = items[::-1] if self.newest_first else items
+    def places(self, ids: Sequence[str]) -> tuple[list[int], bool]:
+        """Return which of all items are on it, the oldest of which stands first, and whether more follow.
+
+        Raises ApiError 400.
+        """
+        ordered = list(range(len(ids)))
+        if self.newest_first:
+            ordered.reverse()
         if self.after is not None:
-            ordered = ordered[_place(ordered, "after", self.after) + 1 :]
+            ordered = ordered[_place(ids, ordered, "after", self.after) + 1 :]
         if self.before is not None:
-            ordered = ordered[: _place(ordered, "before", self.before)]
+            ordered = ordered[: _place(ids, ordered, "before", self.before)]
         backwards = self.before is not None and self.after is None
         page = ordered[-self.limit :] if backwards else ordered[: self.limit]
-        return InputItems(
-            data=page,
-            first_id=page[0].id if page else None,
-            last_id=page[-1].id if page else None,
-            has_more=len(page) < len(ordered),
-        )
+        return page, len(page) < len(ordered)
 
 
-def _place(items: Sequence[ListedItem], name: str, item_id: str) -> int:
-    found = next((at for at, item in enumerate(items) if item.id == item_id), None)
+def _place(ids: Sequence[str], ordered: Sequence[int], name: str, item_id: str) -> int:
+    found = next((at for at, place in enumerate(ordered) if ids[place] == item_id), None)
     if found is None:
         raise bad_value(name, f"{name} is {item_id!r}, which none of the items has", "item_not_found")
     return found
@@ -96,14 +98,32 @@ def _place(items: Sequence[ListedItem], name: str, item_id: str) -> int:
 _decoder = msgspec.json.Decoder(ListedItem)
 
 
-def listed(items: Sequence[bytes]) -> list[ListedItem]:
-    return [_decoder.decode(item) for item in items]
+async def page_of(responses: KeptResponses, tenant: str, response: StoredResponse, page: Page) -> InputItems:
+    """Return a page of what was said up to a response and to it.
+
+    Only the responses whose items are on it are read. Raises ApiError 400 or 503.
+    """
+    turns = await responses.turns_before(tenant, response)
+    all_places = [(turn.response_id, at) for turn in turns for at in range(len(turn.items))]
+    all_ids = [item for turn in turns for item in turn.items] + [name for name, _ in response.inputs]
+    places, has_more = page.places(all_ids)
+    items, read = [], dict[str, list[bytes]]()
+    for place in places:
+        if place >= len(all_places):
+            items.append(_decoder.decode(response.inputs[place - len(all_places)][1]))
+            continue
+        response_id, at = all_places[place]
+        if response_id not in read:
+            read[response_id] = await responses.items_of(tenant, response_id)
+        items += map(_decoder.decode, read[response_id][at : at + 1])  # none if forgotten meanwhile
+    first, last = (all_ids[places[end]] if places else None for end in (0, -1))
+    return InputItems(data=items, first_id=first, last_id=last, has_more=has_more)
 
 
-def as_listed(given: str | list[InputItem]) -> list[bytes]:
-    """Return a request's input as its items are listed, as JSON. Those that have no id get one."""
+def as_listed(given: str | list[InputItem]) -> list[tuple[str, bytes]]:
+    """Return a request's input as its items are listed, by id, as JSON. Those that have no id get one."""
     items = [InputItem(role="user", content=given)] if isinstance(given, str) else given
-    return [msgspec.json.encode(_listed(item)) for item in items]
+    return [(item.id, msgspec.json.encode(item)) for item in map(_listed, items)]
 
 
 def _listed(item: InputItem) -> ListedItem:

@@ -14,6 +14,7 @@ from quire.engine.errors import FieldError
 from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
 from quire.service.answer.generation import Generation, Options, Prompt
+from quire.service.answer.history import History, Turn
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.chat import logprobs_of
@@ -62,7 +63,8 @@ class ModelResponse:
         generation: Generation,
         said: list[TemplateMessage],
         params: SamplingParams,
-        inputs: list[bytes],
+        inputs: list[tuple[str, bytes]],
+        before: list[Turn],
     ) -> None:
         self.id = f"resp_{secrets.token_hex(24)}"
         self.generation = generation
@@ -74,6 +76,7 @@ class ModelResponse:
         self._said = said
         self._params = params
         self._inputs = inputs
+        self._before = before
 
     @property
     def choice(self) -> Choice:
@@ -92,17 +95,13 @@ class ModelResponse:
     def stored(self, reply: ResponseReply) -> StoredResponse:
         """Return what is kept of it once it has ended with this `reply`."""
         items = {item.id: msgspec.json.encode(item) for item in self.output}
-        return StoredResponse(
-            msgspec.json.encode(reply),
-            self.conversation(),
-            items,
-            self._inputs,
-            self._body.previous_response_id,
-        )
+        conversation = self.history().messages
+        return StoredResponse(msgspec.json.encode(reply), conversation, items, self._inputs, self._before)
 
-    def conversation(self) -> list[TemplateMessage]:
+    def history(self) -> History:
         """All that was said, the output so far included, for a response that goes on from here."""
-        return with_output(self._said, self.output)
+        own = Turn(self.id, [*(name for name, _ in self._inputs), *(item.id for item in self.output)])
+        return History(with_output(self._said, self.output), [*self._before, own])
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
         """The response as it stands."""
@@ -205,7 +204,7 @@ async def prompt_text(
 
 
 async def begin(
-    state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: list[TemplateMessage]
+    state: ServerState, connection: HTTPConnection, body: ResponseRequest, history: History
 ) -> ModelResponse:
     """Hands the request to the engine. `history` is what was said before. Raises ApiError."""
     engine, tokenizer, info = state.generating()
@@ -216,7 +215,7 @@ async def begin(
     times = state.times_of(connection, model)
     state.admit(1)
     given = await _resolved(state, connection, body.input)
-    said = with_input(history, given)
+    said = with_input(history.messages, given)
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
@@ -250,4 +249,4 @@ async def begin(
         state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
     )
     inputs = as_listed(given) if body.is_stored else []
-    return ModelResponse(body, model, generation, said, params, inputs)
+    return ModelResponse(body, model, generation, said, params, inputs, history.turns)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from starlette.requests import HTTPConnection
 
 from quire.service.answer.conversations import Conversations
+from quire.service.answer.history import History
 from quire.service.answer.stream import failure_of
 from quire.service.api.responses.events import ResponseEvents, error_event
 from quire.service.api.responses.protocol import ResponseCreate
@@ -17,7 +18,6 @@ from quire.service.api.sockets.failures import Cancelled, log_failure
 from quire.service.errors import ApiError
 from quire.service.http.cancellation import Interruptible
 from quire.service.state import ServerState
-from quire.service.text.rendering import TemplateMessage
 
 
 class SocketResponse(Interruptible):
@@ -75,7 +75,7 @@ class SocketResponse(Interruptible):
         if before:
             await asyncio.wait(before)
         previous = self._body.previous_response_id
-        history = [] if previous is None else await self._history(previous)
+        history = History() if previous is None else await self._history(previous)
         self._response = await begin(self._state, self._connection, self._body, history)
         self._events = ResponseEvents(self._response, self.stream_id)
         self._due = self._events.start()
@@ -87,17 +87,17 @@ class SocketResponse(Interruptible):
         """In order: others may go on from here."""
         assert self._response is not None
         self._due += last
-        self._conversations.keep(self._response.id, self._response.conversation())
+        self._conversations.keep(self._response.id, self._response.history())
         status = self._response.final_status
         if self._body.is_stored and self._response.choice.finish_reason is not None:
             stored = self._response.stored(self._response.snapshot(status))
             self._state.responses.keep(self._connection.state.tenant, self._response.id, stored)
 
-    async def _history(self, previous: str) -> list[TemplateMessage]:
+    async def _history(self, previous: str) -> History:
         """What this socket remembers, or else what was stored. Raises ApiError 400."""
         if previous in self._conversations:
             return self._conversations.find(previous)
-        return await self._state.responses.conversation(self._connection.state.tenant, previous)
+        return await self._state.responses.history(self._connection.state.tenant, previous)
 
     def _fail(self, error: ApiError) -> None:
         if self._response is None or self._events is None:

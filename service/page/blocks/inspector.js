@@ -121,8 +121,8 @@ function take(event) {
     show();
     return;
   }
-  const change = history.take(update);
-  if (history.live && (change.places.length || change.now.tables.size || byId("colour").value === "age")) showSoon();
+  const differs = history.take(update);
+  if (history.live && (differs || byId("colour").value === "age")) showSoon();
   else travel.show();
 }
 

@@ -24,7 +24,7 @@ export class Requests {
     document.getElementById("no-requests").hidden = requests.length > 0;
     if (this.#chosen !== null && !requests.some(([request]) => request === this.#chosen)) this.#choose(null, model);
     const shown = requests.slice(0, MOST_REQUESTS);
-    const key = shown.map(([request, sequences]) => `${request}:${sequences.map((s) => `${s.state}${s.tokens}`)}`).join() + this.#chosen;
+    const key = shown.map(([request, sequences]) => `${request}:${sequences.map((s) => `${s.state}${s.tokens ?? s.blocks.length}`)}`).join() + this.#chosen;
     if (key === this.#drawn) return;
     this.#drawn = key;
     const focused = document.activeElement?.dataset?.request;
@@ -90,7 +90,7 @@ export class Requests {
       );
     });
     if (list.length > MOST_BLOCKS) chips.push(element("span", { class: "hint" }, `and ${list.length - MOST_BLOCKS} more`));
-    const words = `Sequence ${index}: ${tokens} tokens${onHost ? ", in host memory" : ""}${parent ? `, shares ${parent.count} blocks with sequence ${parent.index}` : ""}`;
+    const words = `Sequence ${index}: ${tokens === null ? `${list.length} blocks` : `${tokens} tokens`}${onHost ? ", in host memory" : ""}${parent ? `, shares ${parent.count} blocks with sequence ${parent.index}` : ""}`;
     return element("div", { class: parent ? "branch" : "branch root" }, element("p", {}, words), element("div", { class: "chips" }, ...chips));
   }
 }

@@ -4,7 +4,7 @@ import { STATES } from "./updates.js";
 
 const POOL = 1;
 const REQUESTS = 2;
-const KINDS = ["allocate", "hit", "fork", "copy", "swap_out", "swap_in", "publish", "evict"];
+const KINDS = ["allocate", "hit", "fork", "release", "copy", "swap_out", "swap_in", "publish", "evict"];
 
 const micros = (seconds, zero) => Math.round((seconds - zero) * 1e6);
 

@@ -9,6 +9,7 @@ const WORDS = {
   allocate: (m) => `allocate block ${m.block}`,
   hit: (m) => `found block ${m.block} in the cache`,
   fork: (m) => `share block ${m.block}`,
+  release: (m) => `give back block ${m.block}`,
   copy: (m) => `copy block ${m.other} to ${m.block} before a write`,
   swap_out: (m) => `copy block ${m.block} out to host block ${m.other}`,
   swap_in: (m) => `bring host block ${m.other} in to block ${m.block}`,
@@ -52,12 +53,12 @@ export class Travel {
     this.#moved();
   }
 
-  /** Plays on from the moment that is shown; from the beginning, if that is the last. */
+  /** Plays on from the moment that is shown, as fast as it was; from the beginning, if that is the last. */
   #play() {
     if (!this.#history.shown || this.#history.length === 0) return;
     if (this.#history.live || this.#history.position === this.#history.length) this.#go(0);
     this.#timer = setInterval(() => {
-      this.#go(this.#history.position + 1);
+      this.#go(this.#history.after(PLAY_MS / 1000));
       if (this.#history.position < this.#history.length) return;
       this.#stop();
       this.show();

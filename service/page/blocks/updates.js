@@ -29,7 +29,7 @@ export function decodeUpdate(event) {
       blocks: int32Of(table.blocks),
       host_blocks: int32Of(table.host_blocks),
     })),
-    moves: event.moves.map(([step, at, kind, block, other, request]) => ({ step, at, kind, block, other, request })),
+    moves: event.moves.map(([step, at, kind, block, other, request, effects]) => ({ step, at, kind, block, other, request, effects })),
   };
 }
 

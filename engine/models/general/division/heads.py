@@ -32,5 +32,6 @@ def heads_of_rank(call: Call, shape: AttentionShape, ranks: Ranks) -> tuple[Call
         k=of_rank(call.k, shape.kv_heads, shape.copies, "KV heads"),
         v=of_rank(call.v, shape.kv_heads, shape.copies, "KV heads"),
         sinks=None if call.sinks is None else of_rank(call.sinks, shape.heads, 1, "sinks"),
+        slopes=None if call.slopes is None else of_rank(call.slopes, shape.heads, 1, "slopes"),
     )
     return own, call.q.shape[0] != shape.heads

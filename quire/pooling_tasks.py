@@ -1,0 +1,124 @@
+"""What is asked of a model that pools, for LLM and AsyncLLM alike: prompts, and what their vectors become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from quire.arguments import Prompt, prompt_list
+from quire.engine.config import EngineInfo
+from quire.engine.messages import Output, PoolingParams
+from quire.pooling import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    classification_params,
+    cosine,
+    embedding_params,
+    numbers,
+    pair_tokens,
+    pooling_of,
+    scoring_params,
+    text_pairs,
+)
+from quire.service.text.tokenizer import Tokenizer
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class PoolingTask(Generic[R]):
+    prompts: list[list[int]]
+    params: PoolingParams  # of each
+    results: Callable[[Sequence[Output]], list[R]]  # of the output of each prompt
+
+
+def embedding_task(
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    prompts: Prompt | Iterable[Prompt],
+    dimensions: int | None,
+    normalize: bool | None,
+) -> PoolingTask[EmbeddingRequestOutput]:
+    """Raises ValueError for what the model cannot do."""
+    params = embedding_params(info, dimensions, normalize)
+    tokens = _tokens(tokenizer, prompts)
+
+    def results(outputs: Sequence[Output]) -> list[EmbeddingRequestOutput]:
+        return [
+            EmbeddingRequestOutput(
+                str(output.request_id), prompt, EmbeddingOutput(numbers(output.vector)), output.cached_tokens
+            )
+            for prompt, output in zip(tokens, outputs, strict=True)
+        ]
+
+    return PoolingTask(tokens, params, results)
+
+
+def classification_task(
+    info: EngineInfo, tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt]
+) -> PoolingTask[ClassificationRequestOutput]:
+    """Raises ValueError for a model that tells no labels apart."""
+    params = classification_params(info)
+    tokens = _tokens(tokenizer, prompts)
+
+    def results(outputs: Sequence[Output]) -> list[ClassificationRequestOutput]:
+        return [
+            ClassificationRequestOutput(
+                str(output.request_id),
+                prompt,
+                ClassificationOutput(numbers(output.vector)),
+                output.cached_tokens,
+            )
+            for prompt, output in zip(tokens, outputs, strict=True)
+        ]
+
+    return PoolingTask(tokens, params, results)
+
+
+def scoring_task(
+    info: EngineInfo, tokenizer: Tokenizer, text_1: str | Sequence[str], text_2: str | Sequence[str]
+) -> PoolingTask[ScoringRequestOutput]:
+    """By the head of a model that has one for that, or by the cosine of embeddings. Raises ValueError."""
+    params, pairs = scoring_params(info), text_pairs(text_1, text_2)
+    if pooling_of(info).labels:
+        return _by_head(pair_tokens(tokenizer, pairs), params)
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    tokens = dict(zip(texts, _tokens(tokenizer, texts), strict=True))
+
+    def results(outputs: Sequence[Output]) -> list[ScoringRequestOutput]:
+        by_text = dict(zip(texts, outputs, strict=True))
+        return [
+            ScoringRequestOutput(
+                str(by_text[second].request_id),
+                tokens[first] + tokens[second],
+                ScoringOutput(cosine(by_text[first].vector, by_text[second].vector)),
+                by_text[first].cached_tokens + by_text[second].cached_tokens,
+            )
+            for first, second in pairs
+        ]
+
+    return PoolingTask(list(tokens.values()), params, results)
+
+
+def _by_head(tokens: list[list[int]], params: PoolingParams) -> PoolingTask[ScoringRequestOutput]:
+    def results(outputs: Sequence[Output]) -> list[ScoringRequestOutput]:
+        return [
+            ScoringRequestOutput(
+                str(output.request_id), prompt, ScoringOutput(numbers(output.vector)[0]), output.cached_tokens
+            )
+            for prompt, output in zip(tokens, outputs, strict=True)
+        ]
+
+    return PoolingTask(tokens, params, results)
+
+
+def _tokens(tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt]) -> list[list[int]]:
+    return [
+        tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        for prompt in prompt_list(prompts)
+    ]
