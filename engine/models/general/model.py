@@ -24,6 +24,7 @@ from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.json_fields import read_json
 from quire.engine.models.vocabulary import all_logits
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
@@ -150,9 +151,6 @@ def load_general(
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
-        if getattr(described, "vision_config", None) is not None:
-            needed = {name for name in told["unexpected_keys"] if not name.startswith(_FOR_IMAGES)}
-            told = {**told, "unexpected_keys": needed}
         _check(folder, told, config)
         causal = causal.to(device)
     else:
@@ -231,6 +229,8 @@ def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
     told = SimpleNamespace(**loaded)
     if config.pooling is not None and not config.pooling.labels:  # its head is not used, and may not be there
         told.missing_keys = set(told.missing_keys) - {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
+    if "vision_config" in (read_json(folder / "config.json") or {}):
+        told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
     problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
     problems += [f"{entry[0]} has another shape" for entry in sorted(told.mismatched_keys)]

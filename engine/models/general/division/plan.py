@@ -31,9 +31,14 @@ _PLAIN_ATTENTION = {
     "layers.*.self_attn.v_proj": "colwise",
     "layers.*.self_attn.o_proj": "rowwise",
 }
-# What transformers' plans leave out, by the type of the decoder's configuration.
-_MORE = {
+# Where transformers' plans leave something out, or have it wrong; by the type of the decoder's configuration.
+_OURS = {
     "gpt_oss": _PLAIN_ATTENTION | {"layers.*.self_attn.sinks": "colwise"},
+    "gemma3n_text": {  # whose gates are cut off by the mean of all of them
+        "layers.*.mlp.gate_proj": "colwise_gather_output",
+        "layers.*.mlp.up_proj": "colwise_gather_output",
+        "layers.*.mlp.down_proj": "rowwise_split_input",
+    },
 }
 
 
@@ -43,7 +48,7 @@ class Undividable(ValueError):
 
 def styles_of(model: Any) -> dict[str, str]:
     """Return the style of each module and parameter of a causal model that has one, by its full name."""
-    styles: dict[str, str] = model._expand_parallel_plan(_more(model) | (model.tp_plan or {}))
+    styles: dict[str, str] = model._expand_parallel_plan((model.tp_plan or {}) | _ours(model))
     for name, style in list(styles.items()):
         if name.endswith(".gate_up_proj") and style in GATHERED and f"{name}.weight" in styles:
             down = f"{name.removesuffix('gate_up_proj')}down_proj"
@@ -79,6 +84,7 @@ def has_whole_experts(model: Any) -> bool:
     return bool(experts) and all(styles.get(name) == "ep_dispatch_experts" for name in experts)
 
 
-def _more(model: Any) -> dict[str, str]:
-    more = _MORE.get(model.config.get_text_config(decoder=True).model_type, {})
-    return {f"{model.base_model_prefix}.{name}": style for name, style in more.items()}
+def _ours(model: Any) -> dict[str, str]:
+    ours = _OURS.get(model.config.get_text_config(decoder=True).model_type, {})
+    base = model.base_model_prefix
+    return {f"{part}.{name}": ours[name] for part in (base, f"{base}.language_model") for name in ours}
