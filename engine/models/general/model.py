@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
@@ -143,17 +149,14 @@ def load_general(
     described = AutoConfig.from_pretrained(folder, local_files_only=True)
     register_classes(described.model_type)
     if ranks is not None:
-        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
+        causal, splits = _load_shares(folder, auto, config, described, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
         loaded: Any = auto.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
-        if getattr(described, "vision_config", None) is not None:
-            needed = {name for name in told["unexpected_keys"] if not name.startswith(_FOR_IMAGES)}
-            told = {**told, "unexpected_keys": needed}
-        _check(folder, told, config)
+        _check(folder, told, config, described)
         causal = causal.to(device)
     else:
         with torch.device(device):
@@ -177,6 +180,7 @@ def _load_shares(
     folder: Path,
     auto: Any,
     config: ModelConfig,
+    described: PreTrainedConfig,
     device: torch.device,
     dtype: torch.dtype,
     dummy_seed: int | None,
@@ -189,7 +193,7 @@ def _load_shares(
         found.append(divide(model, config, ranks))
         return found[0].held
 
-    undivided = build(AutoConfig.from_pretrained(folder, local_files_only=True), auto)
+    undivided = build(deepcopy(described), auto)
     cls, shape = type(undivided), undivided.config
     given: dict[str, Any] = {
         "config": shape,
@@ -201,7 +205,7 @@ def _load_shares(
         causal, told = reading_shares(cls, prepare).from_pretrained(  # type: ignore[attr-defined]
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **given
         )
-        _check(folder, told, config)
+        _check(folder, told, config, described)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
@@ -227,8 +231,10 @@ def _experts(device: torch.device) -> str:
     return NAME if device.type == "cuda" else "eager"
 
 
-def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
+def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig, described: PreTrainedConfig) -> None:
     told = SimpleNamespace(**loaded)
+    if getattr(described, "vision_config", None) is not None:
+        told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
     if config.pooling is not None and not config.pooling.labels:  # its head is not used, and may not be there
         told.missing_keys = set(told.missing_keys) - {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
