@@ -1,33 +1,25 @@
 """Frames a second of the page /blocks in Chromium, over a pool that keeps changing.
 
 Zooms and moves the map for some seconds, while updates come as a busy server sends them, and counts the
-frames that the browser has shown. It needs playwright and a Chromium.
+frames that the browser has shown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
-import uvicorn
 from sse_starlette.sse import EventSourceResponse
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.engine.inspection.messages import ACTIVE, CACHED, Move, PoolAnswer, Table
-from quire.loadtest.command import command_parser, write_json
-from quire.service.http.static import page_files
+from quire.loadtest.command import command_parser
+from quire.loadtest.page_frames import add_output_flags, opened, rates, report, served
 from quire.service.inspector.feed import PERIOD
 from quire.service.inspector.updates import BlockHistory
 
@@ -88,11 +80,15 @@ class BusyPool:
         return whole, moves
 
 
-def serve(num_blocks: int) -> tuple[uvicorn.Server, threading.Thread, str]:
-    """Serve the page, and the updates of a busy pool."""
+def main() -> int:
+    parser = command_parser(__doc__)
+    parser.add_argument("--blocks", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    add_output_flags(parser)
+    arguments = parser.parse_args()
 
     async def updates() -> AsyncIterator[str]:
-        pool = BusyPool(num_blocks)
+        pool = BusyPool(arguments.blocks)
         history = BlockHistory(pool.look()[0])
         yield msgspec.json.encode(history.full()).decode()
         while True:
@@ -102,62 +98,13 @@ def serve(num_blocks: int) -> tuple[uvicorn.Server, threading.Thread, str]:
     async def events(request: Request) -> Response:
         return EventSourceResponse(updates())
 
-    def route(path: str, handler):  # type: ignore[no-untyped-def]
-        async def answer(request: Request) -> Response:
-            response: Response = await handler(None, request)
-            return response
-
-        return Route(path, answer)
-
-    routes = [route(path, handler) for path, handler in page_files()]
-    app = Starlette(routes=[*routes, Route("/v1/blocks/events", events)])
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    return server, thread, f"http://127.0.0.1:{listener.getsockname()[1]}/blocks"
-
-
-def measure(url: str, seconds: float, picture: Path | None) -> list[float]:
-    """Return the milliseconds between the frames that the browser has shown."""
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(url)
+    with (
+        served({"/v1/blocks/events": events}) as url,
+        opened(f"{url}/blocks", arguments.screenshot) as page,
+    ):
         page.evaluate(DRAWN)
-        gaps: list[float] = page.evaluate(DRIVE, seconds)
-        if picture is not None:
-            page.screenshot(path=picture)
-        browser.close()
-    return gaps
-
-
-def main() -> int:
-    parser = command_parser(__doc__)
-    parser.add_argument("--blocks", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--screenshot", type=Path, help="a PNG of the page at the end")
-    parser.add_argument("--result-file", type=Path, help="write one JSON object")
-    arguments = parser.parse_args()
-    server, thread, url = serve(arguments.blocks)
-    try:
-        gaps = np.array(measure(url, arguments.seconds, arguments.screenshot))
-    finally:
-        server.should_exit = True
-        thread.join()
-    result = {
-        "blocks": arguments.blocks,
-        "seconds": arguments.seconds,
-        "frames_per_second": round(1000 / float(gaps.mean()), 1),
-        "p99_frame_ms": round(float(np.percentile(gaps, 99)), 1),
-        "worst_frame_ms": round(float(gaps.max()), 1),
-    }
-    print(msgspec.json.encode(result).decode())
-    if arguments.result_file is not None:
-        write_json(arguments.result_file, f"Chromium without a GPU, {os.cpu_count()} cores", result)
+        gaps: list[float] = page.evaluate(DRIVE, arguments.seconds)
+    report({"blocks": arguments.blocks, "seconds": arguments.seconds, **rates(gaps)}, arguments.result_file)
     return 0
 
 

@@ -8,28 +8,30 @@ answer is long. It needs playwright and a Chromium.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
+import json
 import sys
-import threading
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-import uvicorn
-from sse_starlette.sse import EventSourceResponse
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from quire.loadtest.command import command_parser, write_json
-from quire.service.http.static import page_files
+from quire.loadtest.command import command_parser
+from quire.loadtest.frame_costs import BEGIN, CATEGORIES, END, events_of, quarters
+from quire.loadtest.page_frames import (
+    Handler,
+    add_output_flags,
+    frames_per_second,
+    opened,
+    rates,
+    report,
+    served,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 MODEL = "scripted"
 TOKEN = 4  # characters
@@ -66,19 +68,15 @@ $$\\mathrm{{softmax}}\\left(\\frac{{q_{n} K^\\top}}{{\\sqrt{{d}}}}\\right) V
 
 '''
 # Waits until the answer comes, and returns the milliseconds between frames until it has ended.
-FOLLOW = """async () => {
+FOLLOW = """async ([begin, end]) => {
     const frame = () => new Promise((resolve) => requestAnimationFrame(resolve));
     while (!document.querySelector(".answer.streaming .prose > *")) await frame();
+    performance.mark(begin);
     const times = [];
     while (document.querySelector(".answer.streaming")) times.push(await frame());
+    performance.mark(end);
     return times.slice(1).map((time, i) => time - times[i]);
 }"""
-
-
-@dataclass(frozen=True)
-class Measured:
-    gaps: list[float]  # milliseconds between two frames
-    shown: int  # characters of the answer that the page shows at the end
 
 
 class ScriptedServer:
@@ -86,34 +84,26 @@ class ScriptedServer:
 
     def __init__(self, characters: int, tokens_per_second: float) -> None:
         sections = "".join(SECTION.format(n=n, m=16 * n) for n in range(1, 2 + characters // len(SECTION)))
-        self.text = sections[:characters]
+        text = sections[:characters]
+        tokens = [text[at : at + TOKEN] for at in range(0, len(text), TOKEN)]
+        self._events = [_chunk({"content": token}, None) for token in tokens]
         self._pause = 1 / tokens_per_second
 
-    def app(self) -> Starlette:
-        def page(path: str, handler: Any) -> Route:
-            async def answer(request: Request) -> Response:
-                response: Response = await handler(None, request)
-                return response
-
-            return Route(path, answer)
-
-        return Starlette(
-            routes=[
-                *(page(path, handler) for path, handler in page_files()),
-                Route("/startup", self._startup),
-                Route("/v1/models", self._models),
-                Route("/tokenize", self._tokenize, methods=["POST"]),
-                Route("/v1/blocks/events", self._blocks),
-                Route("/v1/blocks/own", self._own),
-                Route("/v1/chat/completions", self._answer, methods=["POST"]),
-            ]
-        )
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "/startup": self._startup,
+            "/v1/models": self._models,
+            "/tokenize": self._tokenize,
+            "/v1/blocks/events": self._blocks,
+            "/v1/blocks/own": self._own,
+            "/v1/chat/completions": self._answer,
+        }
 
     async def _startup(self, request: Request) -> Response:
         async def phases() -> AsyncIterator[str]:
-            yield '{"phase": "ready", "done": 1, "total": 1, "unit": "model", "seconds": 0.5}'
+            yield _event({"phase": "ready", "done": 1, "total": 1, "unit": "model", "seconds": 0.5})
 
-        return EventSourceResponse(phases())
+        return _stream(phases())
 
     async def _models(self, request: Request) -> Response:
         model = {"id": MODEL, "object": "model", "max_model_len": 1 << 17}
@@ -130,85 +120,94 @@ class ScriptedServer:
             active = 0
             while True:
                 active += 1
-                yield msgspec.json.encode(
-                    {"active": active, "cached": 40, "free": 1960 - active, "block_size": 16}
-                ).decode()
+                yield _event({"active": active, "cached": 40, "free": 1960 - active, "block_size": 16})
                 await asyncio.sleep(COUNTS_PERIOD)
 
-        return EventSourceResponse(counts())
+        return _stream(counts())
 
     async def _answer(self, request: Request) -> Response:
         async def tokens() -> AsyncIterator[str]:
             due = time.monotonic()
-            for at in range(0, len(self.text), TOKEN):
-                yield _chunk({"content": self.text[at : at + TOKEN]}, None)
+            for event in self._events:
+                yield event
                 due += self._pause
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
             yield _chunk({}, "stop")
-            yield "[DONE]"
+            yield "data: [DONE]\n\n"
 
-        return EventSourceResponse(tokens(), headers={"X-Request-Id": "measured"})
+        return _stream(tokens())
 
 
 def _chunk(delta: dict[str, str], finish_reason: str | None) -> str:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return msgspec.json.encode({"object": "chat.completion.chunk", "choices": [choice]}).decode()
+    return _event({"object": "chat.completion.chunk", "choices": [choice]})
 
 
-def measure(url: str, seconds: float, picture: Path | None) -> Measured:
-    """Ask on the page at `url`, and follow the answer for as long as it streams, `seconds` at most."""
-    from playwright.sync_api import sync_playwright
+def _event(data: object) -> str:
+    return f"data: {json.dumps(data)}\n\n"
 
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(1000 * seconds)
-        page.goto(url)
-        page.locator("#suggestions button").first.click()
-        gaps: list[float] = page.evaluate(FOLLOW)
+
+def _stream(events: AsyncIterator[str]) -> Response:
+    headers = {"X-Request-Id": "measured"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+
+def follow(page: Page, slowness: float = 1.0) -> list[float]:
+    """Ask on the page, and return the milliseconds between its frames while the answer streams.
+
+    All that the page's main thread does takes `slowness` times as long as it would.
+    """
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slowness})
+    page.locator("#suggestions button").first.click()
+    gaps: list[float] = page.evaluate(FOLLOW, [BEGIN, END])
+    return gaps
+
+
+def measured(scripted: ScriptedServer, slowness: float, arguments: Namespace) -> dict[str, object]:
+    """Return the figures of one answer on a page of its own."""
+    with served(scripted.handlers()) as url, opened(url, arguments.screenshot) as page:
+        browser = page.context.browser
+        assert browser is not None
+        if arguments.trace:
+            browser.start_tracing(page=page, categories=CATEGORIES)
+        gaps = follow(page, slowness)
+        costs = quarters(events_of(browser.stop_tracing())) if arguments.trace else None
         shown = len(page.locator(".answer .prose").inner_text())
-        if picture is not None:
-            page.screenshot(path=picture)
-        browser.close()
-    return Measured(gaps, shown)
+    quarter = len(gaps) // 4
+    return {
+        "slowness": slowness,
+        "characters_shown": shown,
+        "seconds": round(sum(gaps) / 1000, 1),
+        **rates(gaps),
+        "frames_per_second_of_the_first_quarter": frames_per_second(gaps[:quarter]),
+        "frames_per_second_of_the_last_quarter": frames_per_second(gaps[-quarter:]),
+        **({"milliseconds_of_a_frame_by_quarter": costs} if costs else {}),
+    }
 
 
 def main() -> int:
     parser = command_parser(__doc__)
-    parser.add_argument("--characters", type=int, default=24_000, help="of the answer")
-    parser.add_argument("--tokens-per-second", type=float, default=100.0)
-    parser.add_argument("--screenshot", type=Path, help="a PNG of the page at the end")
-    parser.add_argument("--result-file", type=Path, help="write one JSON object")
+    parser.add_argument("--characters", type=int, default=40_000, help="of the answer")
+    parser.add_argument("--tokens-per-second", type=float, default=200.0)
+    parser.add_argument(
+        "--slowness", type=float, nargs="+", default=[1.0], help="of the page's main thread, each in turn"
+    )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="also tell in milliseconds what the frames cost, by kind of work; takes time itself",
+    )
+    add_output_flags(parser)
     arguments = parser.parse_args()
     scripted = ScriptedServer(arguments.characters, arguments.tokens_per_second)
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(scripted.app(), log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    patience = 60 + 4 * arguments.characters / TOKEN / arguments.tokens_per_second
-    try:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        measured = measure(url, patience, arguments.screenshot)
-    finally:
-        server.should_exit = True
-        thread.join()
-    gaps = np.array(measured.gaps)
-    last = gaps[-len(gaps) // 4 :]
-    result = {
-        "characters": arguments.characters,
-        "characters_shown": measured.shown,
-        "tokens_per_second": arguments.tokens_per_second,
-        "seconds": round(float(gaps.sum()) / 1000, 1),
-        "frames_per_second": round(1000 / float(gaps.mean()), 1),
-        "frames_per_second_of_the_last_quarter": round(1000 / float(last.mean()), 1),
-        "p99_frame_ms": round(float(np.percentile(gaps, 99)), 1),
-        "worst_frame_ms": round(float(gaps.max()), 1),
-    }
-    print(msgspec.json.encode(result).decode())
-    if arguments.result_file is not None:
-        write_json(arguments.result_file, f"Chromium without a GPU, {os.cpu_count()} cores", result)
+    report(
+        {
+            "characters": arguments.characters,
+            "tokens_per_second": arguments.tokens_per_second,
+            "runs": [measured(scripted, slowness, arguments) for slowness in arguments.slowness],
+        },
+        arguments.result_file,
+    )
     return 0
 
 

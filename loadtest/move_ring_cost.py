@@ -29,7 +29,7 @@ from quire.loadtest import scheduler_cost as steps
 from quire.loadtest.command import command_parser, write_json
 from quire.loadtest.why_cost import scheduler_cost, timed
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).resolve().parents[1]
 BUDGET_US = 15.0  # of a step: 0.3 % of 5 ms
 CONTEXT = 2048
 # Steps the demo model by hand, in whatever tree it runs in.
@@ -105,6 +105,7 @@ def main() -> None:
             run = {f"scheduler {context}, µs": row["both"] for context, row in found.items()}
             run |= {f"scheduler {context}, ratio": row["ratio"] for context, row in found.items()}
             runs[name].append(run | {f"demo model, {key}": us for key, us in demo(trees[name]).items()})
+            print(name, runs[name][-1], file=sys.stderr, flush=True)
     figures: dict[str, object] = {"command": " ".join(sys.argv[1:]), "budget_us": BUDGET_US}
     print(f"{'':>26}{'before':>9}{'after':>9}   medians of {arguments.rounds} runs each")
     for key in runs["before"][0]:
@@ -125,7 +126,7 @@ def demo(tree: Path) -> dict[str, float]:
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

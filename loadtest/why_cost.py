@@ -27,7 +27,7 @@ from quire.service.explain.past_requests import PastRequests
 from quire.service.explain.times import RequestTimes
 from quire.service.metrics.histogram import SECONDS, Histogram
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).resolve().parents[1]
 COLUMNS = ("context", "schedule", "commit", "both", "step", "ratio", "least", "p99")  # of scheduler_cost
 REPEATS = 20_000
 
@@ -68,7 +68,7 @@ def scheduler_cost(tree: Path, flags: list[str]) -> dict[str, dict[str, float]]:
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
     return read_columns(done.stdout)

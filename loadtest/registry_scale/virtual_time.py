@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor
+from typing import TypeVar, TypeVarTuple
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -19,11 +23,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Return the virtual seconds since the loop was made."""
         return self._waiting.now
 
-    def run_in_executor(  # type: ignore[override]  # its own has its arguments' types, which say more than Any
-        self, executor: object, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Arguments], _Result], *args: *_Arguments
+    ) -> asyncio.Future[_Result]:
         """Call it here and now: virtual time would run away from another thread."""
-        future = self.create_future()
+        future: asyncio.Future[_Result] = self.create_future()
         future.set_result(func(*args))
         return future
 

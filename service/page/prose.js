@@ -14,12 +14,14 @@ export class Prose {
   node = element("div", { class: "prose" });
   #settled = ""; // the beginning of the text, whose looks nothing after it can change
   #kept = 0; // so many children of the node are its
+  #marked = 0; // so many of them have the class that lets the browser pass over them out of sight
   #tail = []; // of each child after them {source, raw}, with the element that it was made from
   #isPlain = false; // the tail is one block that is too long for Markdown
 
   update(text) {
     const lines = text.replace(/\r\n?/g, "\n");
     if (!lines.startsWith(this.#settled)) this.#restart();
+    this.#mark();
     let size = WINDOW;
     for (;;) {
       const end = Math.min(lines.length, this.#settled.length + size);
@@ -39,8 +41,14 @@ export class Prose {
     this.node.replaceChildren();
     this.#settled = "";
     this.#kept = 0;
+    this.#marked = 0;
     this.#tail = [];
     this.#isPlain = false;
+  }
+
+  /** What had settled when the text was drawn last has been laid out since: the browser knows how tall it is. */
+  #mark() {
+    for (; this.#marked < this.#kept; this.#marked += 1) this.node.children[this.#marked].classList.add("settled");
   }
 
   #show(blocks) {

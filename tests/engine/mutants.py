@@ -337,8 +337,8 @@ MUTANTS = [
     Mutant(
         "published and still computing",
         "memory.prefix_cache",
-        "            self.computing.remove(block)\n",
-        "",
+        "                return block\n            self._computed(block)\n",
+        "                return block\n",
     ),
     Mutant(
         "published beside a computing block of the same",

@@ -27,6 +27,8 @@ from tests.models.divided_model import compare_divided
         ("phi3", 2),  # products that are gathered, and gate and up in one that is not
         ("olmo2", 4),  # norms over all heads
         ("gpt_oss", 2),  # sinks, and experts with biases whose gates and ups alternate
+        ("llama4_text", 2),  # chunks, and queries scaled by position
+        ("deepseek_v32", 2),  # tokens that an indexer chooses
         ("deepseek_v2", 2),  # latent attention, and experts in files of their own
     ],
 )
@@ -39,6 +41,12 @@ def test_logits_of_ranks_equal_transformers(kind: str, ranks: int, tmp_path: Pat
 def test_ranks_with_whole_experts_equal_transformers(kind: str, ranks: int, tmp_path: Path) -> None:
     verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), ranks, expert_parallel=True)
     assert verdict.outcome == "equal", verdict.detail
+
+
+def test_attention_that_is_not_known_for_several_ranks_is_refused(tmp_path: Path) -> None:
+    save_tiny("falcon", tmp_path)
+    with pytest.raises(ValueError, match="how FalconAttention attends is not known for several ranks"):
+        read_model(tmp_path).of_rank(2)
 
 
 def test_whole_experts_are_refused_where_there_are_none(tmp_path: Path) -> None:

@@ -621,6 +621,38 @@ def test_scrolls_with_the_text_until_the_reader_scrolls_up(page: Page, stub: Stu
     expect(jump).to_be_hidden()
 
 
+def test_a_long_answer_costs_no_more_than_what_is_seen_of_it(page: Page, stub: StubServer) -> None:
+    """While it comes, the browser passes over its blocks out of sight, and knows how tall they are."""
+    is_drawn = "document.querySelector('.prose .math').checkVisibility({ contentVisibilityAuto: true })"
+    drawn, passed_over = f"() => {is_drawn}", f"() => !{is_drawn}"
+    height = "document.getElementById('scroller').scrollHeight"
+    more, end = threading.Event(), threading.Event()
+
+    async def long() -> AsyncIterator[str]:
+        yield delta("".join(f"1. The height of $x_{{{i}}}$\n\n   is kept.\n\n---\n\n" for i in range(60)))
+        await opened(more)
+        yield delta("More.")
+        await opened(end)
+        yield ending(5, 400)
+
+    stub.scripts = [long]
+    ask(page, "Write a lot")
+    page.wait_for_function("() => document.querySelectorAll('.prose .katex').length === 60")
+    before = page.evaluate(height)
+    assert page.evaluate(drawn)  # not yet: first its height has to be known
+    more.set()
+    page.wait_for_function(passed_over)
+    assert page.evaluate(height) - before < 100
+    page.mouse.move(400, 300)
+    page.mouse.wheel(0, -100_000)
+    page.wait_for_function(drawn)
+    page.get_by_role("button", name="Go to the newest text").click()
+    page.wait_for_function(passed_over)
+    end.set()
+    page.wait_for_function(drawn)
+    assert page.evaluate(height) - before < 100
+
+
 def test_phone_has_no_sideways_scroll(open_page: OpenPage, stub: StubServer) -> None:
     page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
     fits = (

@@ -6,6 +6,8 @@ import re
 import pytest
 from playwright.sync_api import Page
 
+from quire.service.http.static import PAGE
+
 # The rendering of texts that come one after the other as [tag, children...], with text as strings. Captions
 # of code, colours, and space between blocks are left out.
 RENDER = """async (texts) => {
@@ -89,6 +91,57 @@ def test_what_is_above_the_last_block_is_not_built_again(blank_page: Page) -> No
         }"""
     )
     assert kept == [100, 100]
+
+
+# Gives an answer more and more text, and returns which of its blocks change, and the longest text that is
+# parsed and the longest HTML that is sanitised meanwhile.
+WATCH = """async ([before, tokens, parser, sanitiser]) => {
+    const { Prose } = await import("/static/prose.js");
+    const longest = async (path, place, method) => {
+        const { default: library } = await import(path);
+        const seen = { length: 0 };
+        const object = place(library);
+        const original = object[method];
+        object[method] = function (text, ...rest) {
+            seen.length = Math.max(seen.length, text.length);
+            return original.call(this, text, ...rest);
+        };
+        return { seen, restore: () => { object[method] = original; } };
+    };
+    const prose = new Prose();
+    prose.update(before);
+    prose.update(before); // marks what has settled
+    const blocks = [...prose.node.children];
+    const parsed = await longest(parser, (MarkdownIt) => MarkdownIt.prototype, "parse");
+    const sanitised = await longest(sanitiser, (DOMPurify) => DOMPurify, "sanitize");
+    const observer = new MutationObserver(() => {});
+    observer.observe(prose.node, { subtree: true, childList: true, characterData: true, attributes: true });
+    let text = before;
+    for (const token of tokens) prose.update(text += token);
+    const placeOf = ({ target }) => blocks.findIndex((block) => block.contains(target));
+    const changed = observer.takeRecords().map(placeOf);
+    parsed.restore();
+    sanitised.restore();
+    return [blocks.length, [...new Set(changed)], parsed.seen.length, sanitised.seen.length];
+}"""
+
+
+def vendored(pattern: str) -> str:
+    (path,) = (PAGE / "vendor").glob(pattern)
+    return f"/static/{path.relative_to(PAGE).as_posix()}"
+
+
+def test_a_token_of_a_long_answer_costs_its_last_block_alone(blank_page: Page) -> None:
+    section = "## Part\n\nOne **two** three.\n\n| a | b |\n|---|---|\n| 1 | $x$ |\n\n```py\nx = 1\n```\n\n"
+    before = section * 200 + "The end"
+    libraries = [vendored("markdown-it-*/*.mjs"), vendored("dompurify-*/*.mjs")]
+    blocks, changed, parsed, sanitised = blank_page.evaluate(
+        WATCH, [before, [" of", " the", " *long*", " answer"], *libraries]
+    )
+    assert blocks == 801
+    assert changed == [800]
+    assert 0 < parsed < 2 * len(section)
+    assert 0 < sanitised < 2 * len(section)
 
 
 @pytest.mark.parametrize("piece", ["*a ", "_a", "> ", "  - a\n", "[", "\n- \n", "\\[\n", "| a "])

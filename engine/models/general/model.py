@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
@@ -30,6 +24,7 @@ from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.json_fields import read_json
 from quire.engine.models.vocabulary import all_logits
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
@@ -149,14 +144,14 @@ def load_general(
     described = AutoConfig.from_pretrained(folder, local_files_only=True)
     register_classes(described.model_type)
     if ranks is not None:
-        causal, splits = _load_shares(folder, auto, config, described, device, dtype, dummy_seed, ranks)
+        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
         loaded: Any = auto.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
         causal, told = loaded
-        _check(folder, told, config, described)
+        _check(folder, told, config)
         causal = causal.to(device)
     else:
         with torch.device(device):
@@ -180,7 +175,6 @@ def _load_shares(
     folder: Path,
     auto: Any,
     config: ModelConfig,
-    described: PreTrainedConfig,
     device: torch.device,
     dtype: torch.dtype,
     dummy_seed: int | None,
@@ -193,7 +187,7 @@ def _load_shares(
         found.append(divide(model, config, ranks))
         return found[0].held
 
-    undivided = build(deepcopy(described), auto)
+    undivided = build(AutoConfig.from_pretrained(folder, local_files_only=True), auto)
     cls, shape = type(undivided), undivided.config
     given: dict[str, Any] = {
         "config": shape,
@@ -205,7 +199,7 @@ def _load_shares(
         causal, told = reading_shares(cls, prepare).from_pretrained(  # type: ignore[attr-defined]
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **given
         )
-        _check(folder, told, config, described)
+        _check(folder, told, config)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
@@ -231,12 +225,12 @@ def _experts(device: torch.device) -> str:
     return NAME if device.type == "cuda" else "eager"
 
 
-def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig, described: PreTrainedConfig) -> None:
+def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
     told = SimpleNamespace(**loaded)
-    if getattr(described, "vision_config", None) is not None:
-        told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
     if config.pooling is not None and not config.pooling.labels:  # its head is not used, and may not be there
         told.missing_keys = set(told.missing_keys) - {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
+    if "vision_config" in (read_json(folder / "config.json") or {}):
+        told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
     problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
     problems += [f"{entry[0]} has another shape" for entry in sorted(told.mismatched_keys)]

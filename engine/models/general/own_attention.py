@@ -59,8 +59,8 @@ def most_tokens(model: nn.Module) -> int | None:
 
 
 def why_undivided(model: nn.Module) -> str:
-    """Return why ranks cannot divide an adapted model; nothing, if nothing of it was adapted."""
-    own = [module for module in model.modules() if _name(module) in _METHODS]
+    """Return why ranks cannot divide an adapted model; nothing, if they can, or nothing of it was adapted."""
+    own = [module for module in model.modules() if _name(module) in _METHODS.keys() - _DIVIDED]
     return f"how {type(own[0]).__name__} attends is not known for several ranks" if own else ""
 
 
@@ -97,3 +97,6 @@ _METHODS: dict[str, tuple[str, Callable[..., object]]] = {
 }
 _METHODS |= dict.fromkeys(_INDEXERS, ("forward", forwards.index))
 _METHODS |= {name.replace("Indexer", "Attention"): ("forward", forwards.indexed) for name in _INDEXERS}
+# Which plans of transformers' divide, and rightly.
+_DIVIDED = {name for name in _METHODS if name.endswith("Indexer") or name.startswith("llama4.")}
+_DIVIDED |= {name.replace("Indexer", "Attention") for name in _INDEXERS}
