@@ -1,11 +1,10 @@
 """The list of docs/parallel.md: which types of models by transformers' code are equal on two ranks.
 
-`make models` writes it; `python -m tests.models.divided_page TYPE ...` prints the lines of some types.
+`python -m tests.models.divided_page` writes it, and with TYPE ... prints the lines of some types.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -43,14 +42,10 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     some = sys.argv[1:]
     kinds: dict[tuple[str, Outcome], list[str]] = {}
-    reasons: dict[str, list[str]] = {}
     for kind in some or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         for way, outcome, detail in outcomes(kind):
             print(f"{kind}, {way}: {outcome}: {detail}", flush=True)
             kinds.setdefault((way, outcome), []).append(kind)
-            if outcome == "refused":
-                reason = re.sub(r"^.*(cannot be divided: |transformers' code, and )", "", detail)
-                reasons.setdefault(reason.rsplit("; give", 1)[0], []).append(kind)
     unequal = {way: names for (way, outcome), names in kinds.items() if outcome == "unequal"}
     if some or unequal:
         sys.exit(f"unequal: {unequal}" if unequal else None)
@@ -59,8 +54,6 @@ def main() -> None:
         f"{BEGIN}{transformers.__version__} {len(columns)} types are equal on {RANKS} ranks: "
         f"{', '.join(columns)}.",
         f"With whole experts {len(whole)} of them: {', '.join(whole)}.",
-        "Refused:",
-        "\n".join(f"- {', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()),
     ]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, end, behind = rest.partition(END)
