@@ -23,6 +23,7 @@ import torch
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.native_config import read_native
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
@@ -140,7 +141,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         write_model_folders(Path(folder))
         for path in arguments.models or [Path(folder, name) for name in MODELS]:
-            config = ModelConfig.from_folder(path)
+            config = read_native(path)
             model, _ = load_model(
                 path,
                 config,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
@@ -124,7 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         write_model_folders(Path(folder))
         for name in MODELS:
-            config = ModelConfig.from_folder(Path(folder, name))
+            config = read_native(Path(folder, name))
             layers = [random_layer(config, torch.device("cuda"), torch.bfloat16) for _ in range(LAYERS)]
             for tokens in TOKENS:
                 timing = measure(name, config, tokens, layers, flops)

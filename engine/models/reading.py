@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.engine.config import ModelImpl
-from quire.engine.models.config import ModelConfig, has_native
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.json_fields import read_json
+from quire.engine.models.native_config import has_native, read_native
 from quire.engine.models.pooling import Runner, read_pooling
 
 
@@ -21,7 +22,7 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
     raw = read_json(folder / "config.json")
     pooling = read_pooling(folder, runner)
     if model_impl == "native" or raw is None or (model_impl == "auto" and has_native(raw)):
-        config = ModelConfig.from_folder(folder)
+        config = read_native(folder)
     else:
         from quire.engine.models.general.config import read_general  # transformers takes seconds to import
 

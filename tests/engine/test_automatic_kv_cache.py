@@ -16,6 +16,7 @@ from quire.engine.device import kv_cache
 from quire.engine.device.kv_cache import named_format
 from quire.engine.device.runner import ModelRunner
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.kernels.formats.kv_format import FP12, UNSCALED, KVFormat
 from quire.kernels.gpu import NO_GPU, Gpu
 from tests.kernels.gpus import GPUS
@@ -33,7 +34,7 @@ def held_by(model: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_size: int = 
 @pytest.fixture
 def model(model_folder: Callable[[str], Path]) -> ModelConfig:
     """Four query heads of 64 on one kv head, eight layers without windows."""
-    config = ModelConfig.from_folder(model_folder("llama3-sharded"))
+    config = read_native(model_folder("llama3-sharded"))
     return replace(config, num_layers=8, windows=(0,) * 8)
 
 

@@ -19,8 +19,8 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models import decoder, gpt2, opt
-from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, build_model
+from quire.engine.models.native_config import read_native
 from quire.engine.precompile import precompile
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
@@ -83,7 +83,7 @@ def test_it_asks_for_all_that_the_step_sizes_take(
     name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder(name)
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     device, dtype = torch.device("cpu"), torch.float32
     precompiled: set[Any] = set()
     precompile(config, watched(precompiled, monkeypatch), LIMITS, 16, UNSCALED[dtype], device, dtype)
@@ -140,7 +140,7 @@ def test_its_model_is_gone_afterwards(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a collection of garbage, before which there is none at a start."""
-    config, models = ModelConfig.from_folder(model_folder(next(iter(MODELS)))), []
+    config, models = read_native(model_folder(next(iter(MODELS)))), []
 
     def build(*arguments: Any) -> Model:
         model = build_model(*arguments)

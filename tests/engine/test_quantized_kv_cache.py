@@ -21,6 +21,7 @@ from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
+from quire.engine.models.native_config import read_native
 from quire.kernels.attention import attend
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.prefill import prefill_reference
@@ -41,7 +42,7 @@ of_each_format = pytest.mark.parametrize(("cache", "name"), FORMATS)
 
 
 def config_of(folder: Path) -> ModelConfig:
-    return ModelConfig.from_folder(folder)
+    return read_native(folder)
 
 
 def test_flags_and_formats_are_named_alike() -> None:

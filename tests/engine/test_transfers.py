@@ -16,7 +16,7 @@ import torch
 from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import KVCache, bytes_per_block, touched
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.engine.schedule.invariants import check_scheduler
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.pointwise.block_copy import copy_blocks_reference
@@ -104,7 +104,7 @@ def test_host_memory_is_touched_by_all_processors(monkeypatch: pytest.MonkeyPatc
 
 
 def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callable[[str], Path]) -> None:
-    config = ModelConfig.from_folder(model_folder("qwen3"))
+    config = read_native(model_folder("qwen3"))
     cache = KVCache(config, 40, 4, UNSCALED[torch.float32], torch.device("cpu"), copy_blocks_reference)
     cache.add_host_tier(40)
     assert cache.host is not None
@@ -134,7 +134,7 @@ def test_blocks_that_follow_each_other_are_copied_together(model_folder: Callabl
 
 
 def test_host_blocks_are_pinned_while_the_cache_is_there(model_folder: Callable[[str], Path]) -> None:
-    config = ModelConfig.from_folder(model_folder("qwen3"))
+    config = read_native(model_folder("qwen3"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cache = KVCache(config, 5, 16, UNSCALED[torch.float32], device, copy_blocks_reference)
     cache.add_host_tier(3)

@@ -12,10 +12,10 @@ import pytest
 import torch
 from gpus import GPUS
 
-from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.layers import layer_shape
 from quire.engine.models.loader import build_model
+from quire.engine.models.native_config import read_native
 from quire.engine.models.pre_norm import PreNormLayer
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.decode import DecodeKernel
@@ -165,7 +165,7 @@ def test_the_last_recipe_of_each_table_takes_anything() -> None:
 def test_a_model_has_the_layers_that_the_choice_is_told_of(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
-    config = ModelConfig.from_folder(model_folder(name))
+    config = read_native(model_folder(name))
     model = build_model(config, torch_backend(), Weights(torch.device("meta"), torch.bfloat16), 16)
     for number, layer in enumerate(model.layers):
         shape = layer_shape(config, number, torch.bfloat16)

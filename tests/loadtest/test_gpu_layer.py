@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
+from quire.engine.models.native_config import read_native
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP32
@@ -24,7 +24,7 @@ def test_each_row_writes_its_newest_token_where_nobody_else_does(
     model_folder: Callable[[str], Path], contexts: list[int]
 ) -> None:
     folder, backend = model_folder("qwen3"), torch_backend()
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     model, _ = load_model(folder, config, backend, device=CPU, dtype=torch.float32, max_model_len=64)
     batch = decode_batch(contexts, BLOCK_SIZE, DecodeGather(), CPU)
     named = [
@@ -49,7 +49,7 @@ def test_a_layers_bytes_are_its_weights_and_its_rows_cache(
     model_folder: Callable[[str], Path], name: str
 ) -> None:
     folder = model_folder(name)
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     _, total = load_model(folder, config, torch_backend(), device=CPU, dtype=torch.float32, max_model_len=64)
     matrices = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
     layers = total // 4 - matrices

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.loadtest.gpu_products import random_layer, run_cublas, run_fused
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-tied-linear"])
 def test_both_ways_compute_a_whole_layer(model_folder: Callable[[str], Path], name: str) -> None:
-    config = ModelConfig.from_folder(model_folder(name))
+    config = read_native(model_folder(name))
     layer = random_layer(config, torch.device("cpu"), torch.float32)
     matrices = (layer.output, layer.gate_up, layer.down, layer.qkv)
     assert sum(matrix.weight.numel() for matrix in matrices) == config.layer_weights

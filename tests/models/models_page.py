@@ -15,7 +15,7 @@ from pathlib import Path
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from quire.engine.models.config import has_native
+from quire.engine.models.native_config import has_native
 from tests.models.any_model import Outcome, Verdict, compare
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"

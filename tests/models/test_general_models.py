@@ -12,9 +12,10 @@ from transformers import Llama4Config, Llama4ForConditionalGeneration, Llama4Vis
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.config import ModelConfig, read_max_positions
+from quire.engine.models.config import read_max_positions
 from quire.engine.models.general.host_reads import host_reads
 from quire.engine.models.loader import load_model
+from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
@@ -125,7 +126,7 @@ def test_no_more_positions_than_the_model_has(tmp_path: Path) -> None:
 
 def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
-    assert read_model(tmp_path) == ModelConfig.from_folder(tmp_path)
+    assert read_model(tmp_path) == read_native(tmp_path)
     general = read_model(tmp_path, "transformers")
     assert (
         general.implementation == "transformers" and general.cache_specs == read_model(tmp_path).cache_specs

@@ -14,6 +14,7 @@ import pytest
 import transformers
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.engine.models.rope_config import Llama3Scaling, RopeConfig
 from tests.models.tiny_models import MODELS
 
@@ -56,7 +57,7 @@ def read(tmp_path: Path) -> Callable[..., ModelConfig]:
         (tmp_path / "config.json").write_text(json.dumps(fields))
         if generation is not None:
             (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-        return ModelConfig.from_folder(tmp_path)
+        return read_native(tmp_path)
 
     return read_fields
 
@@ -66,7 +67,7 @@ def test_what_transformers_saves_is_read_as_it_was_meant(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
     folder = model_folder(name)
-    ours, theirs = ModelConfig.from_folder(folder), transformers.AutoConfig.from_pretrained(folder)
+    ours, theirs = read_native(folder), transformers.AutoConfig.from_pretrained(folder)
     heads = theirs.num_attention_heads
     assert (ours.num_layers, ours.hidden_size, ours.num_heads, ours.vocab_size) == (
         theirs.num_hidden_layers,
@@ -199,11 +200,11 @@ def test_refusals_name_the_field(
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no config\.json"):
-        ModelConfig.from_folder(tmp_path)
+        read_native(tmp_path)
     for text in ("{", "[]"):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"config\.json (cannot be read|must hold)"):
-            ModelConfig.from_folder(tmp_path)
+            read_native(tmp_path)
 
 
 def test_reading_a_config_imports_neither_torch_nor_transformers() -> None:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.native_config import read_native
 from quire.kernels.backend import torch_backend
 from tests.models.paged_driver import PagedDriver
 
@@ -22,13 +22,13 @@ Edit = Callable[[dict[str, Tensor]], object]
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **options: object) -> tuple[Model, int]:
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     arguments = {"device": "cpu", "max_model_len": 64} | options
     return load_model(folder, config, torch_backend(), dtype=dtype, **arguments)
 
 
 def logits(folder: Path, model: Model) -> Tensor:
-    driver = PagedDriver(model, ModelConfig.from_folder(folder), rows=1, max_len=64)
+    driver = PagedDriver(model, read_native(folder), rows=1, max_len=64)
     return driver.step({}, {0: [5, 4, 3, 2, 1]})[0]
 
 

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from quire.engine.device.kv_cache import KVCache
-from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.loader import load_model
+from quire.engine.models.native_config import read_native
 from quire.engine.models.opt import OPT
 from quire.engine.models.weights import Weights
 from quire.kernels.attention import attend
@@ -31,7 +31,7 @@ LENGTHS = (37, 1, 16, 50, 5)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_greedy_tokens_equal_transformers(name: str, model_folder: Callable[[str], Path]) -> None:
     folder = model_folder(name)
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
     )
@@ -64,7 +64,7 @@ def test_logits_and_greedy_tokens_equal_transformers(name: str, model_folder: Ca
 
 def test_padding_rows_change_nothing(model_folder: Callable[[str], Path]) -> None:
     folder = model_folder("qwen3")
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64
     )
@@ -85,7 +85,7 @@ def test_in_bfloat16_no_farther_from_fp32_than_transformers(
     name: str, model_folder: Callable[[str], Path]
 ) -> None:
     folder = model_folder(name)
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     prompt = [(17 * i) % config.vocab_size for i in range(40)]
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.bfloat16, max_model_len=64
@@ -109,7 +109,7 @@ def test_a_decode_step_never_asks_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the meta device there are no values, so any read of one would raise; kernels are stood in for."""
-    config = ModelConfig.from_folder(model_folder(name))
+    config = read_native(model_folder(name))
     backend = torch_backend()
     monkeypatch.setattr(attend, "write_kv_reference", lambda *arguments, **options: None)
     monkeypatch.setattr(attend, "decode_reference", lambda *arguments: None)

@@ -13,6 +13,7 @@ import torch
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.native_config import read_native
 from quire.engine.models.pre_norm import GatedMLP, PreNormLayer
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP8, FP12, FP32, KVFormat
@@ -25,7 +26,7 @@ MAX_LEN = 100
 
 
 def load(folder: Path) -> tuple[Model, ModelConfig]:
-    config = ModelConfig.from_folder(folder)
+    config = read_native(folder)
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
     )

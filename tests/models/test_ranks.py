@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.engine.models import loader
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import load_model
+from quire.engine.models.native_config import read_native
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
@@ -39,7 +40,7 @@ def test_logits_of_ranks_equal_those_of_one(
     name: str, ranks: int, model_folder: Callable[[str], Path]
 ) -> None:
     folder = model_folder(name)
-    whole = ModelConfig.from_folder(folder)
+    whole = read_native(folder)
     part, meeting = whole.of_rank(ranks), Meeting(ranks)
 
     def generate(rank: int) -> tuple[list[list[int]], list[Tensor]]:
@@ -62,7 +63,7 @@ def test_ranks_read_and_hold_their_share_only(
     name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder(name)
-    whole = ModelConfig.from_folder(folder)
+    whole = read_native(folder)
     read: list[str] = []
     opened = loader._open
     monkeypatch.setattr(loader, "_open", lambda path: Watched(opened(path), read))
@@ -103,7 +104,7 @@ class Watched:
 def test_dummy_weights_are_those_of_one(name: str, model_folder: Callable[[str], Path]) -> None:
     """Each rank draws its share of the same numbers, whatever number of ranks there is."""
     folder = model_folder(name)
-    whole = ModelConfig.from_folder(folder)
+    whole = read_native(folder)
 
     def drawn(config: ModelConfig, ranks: OneOfRanks | None) -> Weights:
         weights = Weights(torch.device("cpu"), torch.float32, ranks)
@@ -133,4 +134,4 @@ def test_what_does_not_divide_the_heads_is_refused(
     ranks: int, message: str, model_folder: Callable[[str], Path]
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ModelConfig.from_folder(model_folder("mistral-window")).of_rank(ranks)
+        read_native(model_folder("mistral-window")).of_rank(ranks)

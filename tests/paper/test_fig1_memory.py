@@ -10,6 +10,7 @@ import pytest
 from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.kernels.formats.kv_format import FP16
 from quire.loadtest.model_configs import COMMON, CONFIGS
 from quire.loadtest.simulator.geometry import KV_BYTES, OPT_13B, kv_slots
@@ -22,7 +23,7 @@ DEVICE = 40 * GB
 @pytest.fixture
 def opt_13b(tmp_path: Path) -> ModelConfig:
     (tmp_path / "config.json").write_text(json.dumps({**COMMON, **CONFIGS["opt-13b"]}))
-    return ModelConfig.from_folder(tmp_path)
+    return read_native(tmp_path)
 
 
 def test_fig1_left_65_per_cent_parameters_30_per_cent_kv_cache(opt_13b: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from quire.engine.config import EngineConfig, EngineInfo
 from quire.engine.device.runner import ModelRunner
-from quire.engine.models.config import ModelConfig
+from quire.engine.models.native_config import read_native
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_engine
 from quire.loadtest.offline.roofline import NOTHING, Ceilings, Needs, mean, needs_of
@@ -52,7 +52,7 @@ def test_a_step_has_at_least_the_bounds_arithmetic(name: str, model_folder: Call
         EngineConfig(model=str(folder), dtype="float32", num_gpu_blocks_override=4, swap_space=0)
     )
     assert isinstance(core.runner, ModelRunner)
-    driver = PagedDriver(core.runner.model, ModelConfig.from_folder(folder), rows=8, max_len=100)
+    driver = PagedDriver(core.runner.model, read_native(folder), rows=8, max_len=100)
     for decodes, chunks in (
         ({}, {row: [5] * 12 for row in range(8)}),
         ({0: 1, 1: 2}, {row: [7] * 20 for row in range(2, 8)}),
