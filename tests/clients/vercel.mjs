@@ -5,6 +5,8 @@ import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
+globalThis.AI_SDK_LOG_WARNINGS = false; // one says on stdout that it does not know the model
+
 const [provider, url] = process.argv.slice(2);
 const baseURL = `${url}/v1`;
 const model = {
