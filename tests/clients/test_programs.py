@@ -1,0 +1,49 @@
+"""Programs in Python that want other versions than the rest: each in a process, and a folder, of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.clients.conftest import CLIENTS, SAID
+from tests.service.live import Live
+
+HERE = Path(__file__).parent
+
+
+def run(client: str, home: Path, *arguments: str) -> str:
+    """Run Python with the packages of `client`; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(CLIENTS or "").resolve() / client)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_llama_index(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model("get_weather", {"city": "Bern"}, "21 degrees")
+    out = run("llama-index", tmp_path, str(HERE / "llama_index_agent.py"), f"{live.url}/v1")
+    assert out.strip().endswith(SAID)
+
+
+def test_aider(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model()
+    quiet = ("--no-git", "--yes-always", "--no-show-model-warnings", "--no-check-update", "--no-analytics")
+    asked = ("--openai-api-base", f"{live.url}/v1", "--openai-api-key", "none", "--model", "openai/tiny")
+    assert SAID in run("aider", tmp_path, "-m", "aider", *quiet, *asked, "--message", "Greet.")
+
+
+def test_lm_eval(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model()
+    out = run("lm-eval", tmp_path, str(HERE / "lm_eval_task.py"), f"{live.url}/v1/chat/completions", SAID)
+    assert "exact_match 1.0" in out
