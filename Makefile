@@ -54,7 +54,7 @@ lint: test-setup
 models: test-setup
 	$(RUN)python -m tests.models.models_page
 
-# Tries clients that are too large for every run: Claude Code, Codex CLI, LangChain and LangGraph (LangChain in
+# Tries clients that are too large for every run: Claude Code, Codex CLI, OpenCode, LangChain and LangGraph (LangChain in
 # JavaScript, too), Vercel's AI SDK, LiteLLM, OpenAI's Agents SDK, PydanticAI, smolagents, Haystack, LlamaIndex, AutoGen,
 # Instructor, DSPy, Aider, lm-eval. They are installed into .clients, 2 GB, by uv, since pip takes minutes to find versions that go
 # together; needs node and npm. Three minutes.
@@ -67,7 +67,7 @@ clients: test-setup
 	$(UV) --target .clients/llama-index 'llama-index-core>=0.14' llama-index-llms-openai-like
 	$(UV) --target .clients/aider aider-chat
 	$(UV) --target .clients/lm-eval 'lm-eval[api]'
-	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex \
+	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex opencode-ai \
 		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 

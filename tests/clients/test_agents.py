@@ -91,3 +91,24 @@ def test_codex(serve_model: Callable[..., Live], tmp_path: Path) -> None:
     assert out.strip() == SAID
     first, second = live.engine.streams
     assert len(second.prompt) > len(first.prompt)
+
+
+def test_opencode(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model("bash", {"command": COMMAND, "description": "Count"}, GIVES)
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{live.url}/v1", "apiKey": "none"},
+        "models": {"tiny": {"name": "tiny"}},
+    }
+    settings = {"permission": "allow", "autoupdate": False, "provider": {"quire": provider}}
+    (tmp_path / "opencode.json").write_text(json.dumps(settings))
+    models = tmp_path / "models.json"  # instead of a list from the network
+    models.write_text("{}")
+    out = run(
+        tmp_path,
+        *("opencode", "run", "-m", "quire/tiny", "Count."),
+        PWD=str(tmp_path),
+        OPENCODE_DISABLE_MODELS_FETCH="1",
+        OPENCODE_MODELS_PATH=str(models),
+    )
+    assert SAID in out
