@@ -54,10 +54,10 @@ lint: test-setup
 models: test-setup
 	$(RUN)python -m tests.models.models_page
 
-# Tries clients that are too large for every run: Claude Code, Codex CLI, OpenCode, LangChain and LangGraph (LangChain in
-# JavaScript, too), Vercel's AI SDK, LiteLLM, OpenAI's Agents SDK, PydanticAI, smolagents, Haystack, LlamaIndex, AutoGen,
-# Instructor, DSPy, Aider, lm-eval. They are installed into .clients, 2 GB, by uv, since pip takes minutes to find versions that go
-# together; needs node and npm. Three minutes.
+# Tries clients that are too large for every run: Claude Code, Codex CLI, OpenCode, Continue, LangChain and LangGraph
+# (LangChain in JavaScript, too), Vercel's AI SDK, LiteLLM, OpenAI's Agents SDK, PydanticAI, smolagents, Haystack,
+# LlamaIndex, AutoGen, Instructor, DSPy, Aider, lm-eval, GuideLLM. They are installed into .clients, 3 GB, by uv, since pip
+# takes minutes to find versions that go together; needs node and npm. Three minutes.
 FRAMEWORKS = langchain langgraph langchain-openai litellm openai-agents 'pydantic-ai-slim[openai]' smolagents haystack-ai \
 	autogen-agentchat 'autogen-ext[openai]' instructor dspy
 UV = $(RUN)python -m uv pip install -q --python $(VENV)/bin/python
@@ -67,7 +67,8 @@ clients: test-setup
 	$(UV) --target .clients/llama-index 'llama-index-core>=0.14' llama-index-llms-openai-like
 	$(UV) --target .clients/aider aider-chat
 	$(UV) --target .clients/lm-eval 'lm-eval[api]'
-	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex opencode-ai \
+	$(UV) --target .clients/guidellm guidellm
+	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex opencode-ai @continuedev/cli \
 		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 

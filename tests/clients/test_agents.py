@@ -112,3 +112,25 @@ def test_opencode(serve_model: Callable[..., Live], tmp_path: Path) -> None:
         OPENCODE_MODELS_PATH=str(models),
     )
     assert SAID in out
+
+
+CONTINUE = """
+name: quire
+version: 0.0.1
+schema: v1
+models:
+  - name: tiny
+    provider: openai
+    model: tiny
+    apiBase: URL/v1
+    apiKey: none
+    roles: [chat]
+    capabilities: [tool_use]
+"""
+
+
+def test_continue(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model("Bash", {"command": COMMAND}, GIVES)
+    settings = tmp_path / "config.yaml"
+    settings.write_text(CONTINUE.replace("URL", live.url))
+    assert SAID in run(tmp_path, "cn", "-p", "--auto", "--config", str(settings), "Count.", PWD=str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -47,3 +48,18 @@ def test_lm_eval(serve_model: Callable[..., Live], tmp_path: Path) -> None:
     live = serve_model()
     out = run("lm-eval", tmp_path, str(HERE / "lm_eval_task.py"), f"{live.url}/v1/chat/completions", SAID)
     assert "exact_match 1.0" in out
+
+
+def test_guidellm(serve_model: Callable[..., Live], tmp_path: Path) -> None:
+    live = serve_model()
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Greet."}\n' * 5)
+    run(
+        "guidellm",
+        tmp_path,
+        *("-m", "guidellm", "run", "--backend", f"kind=openai_http,target={live.url},model=tiny"),
+        *("--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=3"),
+        *("--data", "kind=json_file,path=prompts.jsonl", "--output", "kind=json,path=out.json"),
+    )
+    (benchmark,) = json.loads((tmp_path / "out.json").read_bytes())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (3, 0)
