@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,22 @@ if CLIENTS:
     sys.path.append(str(Path(CLIENTS) / "python"))  # after our own, which some of them use, too
 
 SAID = "Hello from Quire."
+
+
+def run_at_home(folder: Path, *command: str, **environment: str) -> str:
+    """Run a program whose home is `folder`; return what it prints."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.clients.conftest import CLIENTS, SAID
+from tests.clients.conftest import CLIENTS, SAID, run_at_home
 from tests.clients.recorder import Recorder
 from tests.service.live import Live
 
@@ -21,18 +20,7 @@ COMMAND, GIVES = "echo $((6 * 7))-quire", "42-quire"
 def run(folder: Path, *command: str, **environment: str) -> str:
     """Run one of the agents, at home in an empty folder; return what it prints."""
     program = Path(CLIENTS or "").resolve() / "node_modules/.bin" / command[0]
-    done = subprocess.run(
-        [program, *command[1:]],
-        cwd=folder,
-        env={**os.environ, "HOME": str(folder), **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_at_home(folder, str(program), *command[1:], **environment)
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients.conftest import CLIENTS, SAID
+from tests.clients.conftest import CLIENTS, SAID, run_at_home
 from tests.service.live import Live
 
 HERE = Path(__file__).parent
@@ -17,18 +15,8 @@ HERE = Path(__file__).parent
 
 def run(client: str, home: Path, *arguments: str) -> str:
     """Run Python with the packages of `client`; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=home,
-        env={**os.environ, "HOME": str(home), "PYTHONPATH": str(Path(CLIENTS or "").resolve() / client)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    path = str(Path(CLIENTS or "").resolve() / client)
+    return run_at_home(home, sys.executable, *arguments, PYTHONPATH=path)
 
 
 def test_llama_index(serve_model: Callable[..., Live], tmp_path: Path) -> None:
