@@ -321,7 +321,3 @@ class WindowGroups:
                     self._ring.note_one(FORK + group.mark, sequence, logical, found)
                     table.blocks[logical - table.first] = found
                     moves.entries[row, logical] = found
-
-    def cache_of(self, block: int) -> PrefixCache | None:
-        """Return the group's cache in which `block` is findable, if it is in any."""
-        return next((cache for cache in self.caches if block in cache), None)
