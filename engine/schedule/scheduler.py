@@ -14,9 +14,9 @@ import numpy as np
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.prefix_cache import Found
-from quire.engine.messages import Output, Request, StepOutputs
+from quire.engine.messages import Request, StepOutputs
 from quire.engine.schedule import lifecycle
-from quire.engine.schedule.commit import commit, finish_transfers, resume_masked
+from quire.engine.schedule.commit import commit
 from quire.engine.schedule.draft import Prefill, StepDraft
 from quire.engine.schedule.notes import note_admission, note_stalled, note_wait
 from quire.engine.schedule.plan import StepPlan, StepResult
@@ -73,17 +73,6 @@ class Scheduler:
     def commit(self, result: StepResult) -> StepOutputs:
         """Book what the oldest step in flight gave."""
         return commit(self.state, result)
-
-    def finish_transfers(self) -> None:
-        """Book the transfers of the oldest committed step that has any, which are done."""
-        finish_transfers(self.state)
-
-    def resume_masked(self, seconds: float | None) -> list[Output]:
-        """Have constrained sequences decode on whose masks are found by now; return what ends instead.
-
-        Waits until the first mask has taken `seconds` to find; None: until it is there.
-        """
-        return resume_masked(self.state, seconds)
 
     # -- one step -----------------------------------------------------------------------------------
 
