@@ -138,7 +138,8 @@ class Inspector:
         for prefix in (cache.prefix(block) for cache in caches if block in cache):
             answer.digest = prefix.digest.hex()[KNOWN]
             if held is None:
-                answer.position = sum(1 for _ in _before(prefix)) * blocks.block_size
+                full = sum(isinstance(content, bytes) for content in _before(prefix))
+                answer.position = full * blocks.block_size
                 tokens = np.frombuffer(bytes(prefix.content), np.int32).tolist()  # type: ignore[arg-type]
                 self._tell(answer, tokens, _salt(prefix), question.tenant)
         return answer
@@ -178,20 +179,14 @@ def _states(pool: BlockPool, caches: list[PrefixCache]) -> NDArray[np.uint8]:
     return states
 
 
-def _before(prefix: Prefix) -> Iterator[Prefix]:
-    """Yield the full blocks before that of `prefix`."""
+def _before(prefix: Prefix) -> Iterator[bytes | str]:
+    """Yield the content of the full blocks before that of `prefix`, and the salt where it comes in."""
     before = prefix.before
     while before is not None:
-        if isinstance(before.content, bytes):
-            yield before
+        yield before.content
         before = before.before
 
 
 def _salt(prefix: Prefix) -> str | None:
     """Return the salt of the tenant whose prefix this is; None if it is public."""
-    at: Prefix | None = prefix
-    while at is not None:
-        if isinstance(at.content, str):
-            return at.content
-        at = at.before
-    return None
+    return next((content for content in _before(prefix) if isinstance(content, str)), None)

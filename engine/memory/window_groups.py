@@ -89,9 +89,7 @@ class WindowGroups:
         """Have `child` share the blocks that `parent` has before logical block `end`, and no others."""
         self._begin(child)
         self._begin(parent)
-        theirs = iter(parent.window_tables)
-        for group, _, own in self._tables(child):
-            table = next(theirs)
+        for (group, _, own), table in zip(self._tables(child), parent.window_tables, strict=True):
             blocks = table.blocks[: max(0, end - table.first)]
             self._replace(group, child, own, table.first, blocks, moves)
         self._note_given_back(child)
@@ -102,9 +100,7 @@ class WindowGroups:
         self._begin(child)
         self._begin(parent)
         copies, shares = 0, False
-        theirs = iter(parent.window_tables)
-        for group, row, own in self._tables(child):
-            table = next(theirs)
+        for (group, row, own), table in zip(self._tables(child), parent.window_tables, strict=True):
             blocks = list(table.blocks)
             kept = begun and own.first <= logical < own.end and self._is_own(group, own.block(logical))
             copied = kept and not self._pool.is_held(own.block(logical))

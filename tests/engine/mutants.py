@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         "preempted beams share host blocks without references",
         "memory.host_tier",
-        "        for block in child.host_table:\n            self.pool.share(block)\n",
+        "        for block in child.host_blocks:\n            self.pool.share(block)\n",
         "",
     ),
     # -- block_manager -------------------------------------------------------------------------------------
