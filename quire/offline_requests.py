@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from quire.answers import Answers
 from quire.completion import Followed, Gathered
@@ -52,16 +53,16 @@ class Asked(Answers[Gathered | Followed]):
         return self.described(self.request.id, self.request.prompt, self.request.params)
 
 
+@dataclass(slots=True, eq=False)
 class PooledRequest:
     """A request for a vector, and its only output."""
 
-    def __init__(self, job: Job, request: Request, end: Callable[[int], object]) -> None:
-        self.job = job
-        self.request = request
-        self.choices: list[Gathered] = []  # nothing is generated
-        self.unfinished = 1
-        self.result: Output | None = None
-        self._end = end
+    job: Job
+    request: Request
+    _end: Callable[[int], object]
+    choices: list[Gathered] = field(default_factory=list)  # nothing is generated
+    unfinished: int = 1
+    result: Output | None = None
 
     def add(self, output: Output) -> None:
         self.result = output
