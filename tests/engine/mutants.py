@@ -348,8 +348,8 @@ MUTANTS = [
     ),
     Mutant(
         "a copy of what is not written yet",
-        "schedule.scheduler",
-        "if self._is_whole(sequence, found) and self.blocks.is_computing(found):",
+        "schedule.finding",
+        "if is_whole(state, sequence, found) and blocks.is_computing(found):",
         "if False:",
     ),
     Mutant(
@@ -425,9 +425,9 @@ MUTANTS = [
     ),
     Mutant(
         "room only for what the prompts share",
-        "schedule.scheduler",
-        "self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence",
-        "0 for sequence",
+        "schedule.finding",
+        "blocks.blocks_for(length) - shared for length",
+        "0 for length",
     ),
     Mutant(
         "used before it has arrived",
