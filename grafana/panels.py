@@ -71,6 +71,10 @@ def _stat(title: str, description: str, unit: str, expr: str) -> Panel:
     return Panel(title, description, unit, (Query(expr),), "stat")
 
 
+def _stacked(title: str, description: str, unit: str, query: Query) -> Panel:
+    return Panel(title, description, unit, (query,), stacked=True)
+
+
 OVERVIEW = (
     _stat(
         "KV occupancy",
@@ -147,22 +151,20 @@ LATENCY = (
 )
 
 KV_CACHE = (
-    Panel(
+    _stacked(
         "Device blocks",
         "Active blocks are in some block table, cached ones are found again by content, and those in "
         "transfer are not shown. When neither free nor cached ones are left, requests are preempted: add "
         "replicas, or lower --max-num-seqs.",
         "short",
-        (Query(total("quire_kv_blocks", 'tier="device"', "state"), "{{state}}"),),
-        stacked=True,
+        Query(total("quire_kv_blocks", 'tier="device"', "state"), "{{state}}"),
     ),
-    Panel(
+    _stacked(
         "Host blocks",
         "Active blocks are those of swapped requests, cached ones were spilled from the device. When none is "
         "free, raise --swap-space if the host has memory.",
         "short",
-        (Query(total("quire_kv_blocks", 'tier="host"', "state"), "{{state}}"),),
-        stacked=True,
+        Query(total("quire_kv_blocks", 'tier="host"', "state"), "{{state}}"),
     ),
     Panel(
         "Occupancy",
@@ -215,13 +217,12 @@ KV_CACHE = (
 )
 
 PREFIXES = (
-    Panel(
+    _stacked(
         "Prompt tokens by source",
         "Prompt tokens are found on the device, found in host memory, or computed (miss). When misses grow "
         "with the same clients, look at Block turnover for evictions.",
         "suffix: tok/s",
-        (Query(rate("quire_prefix_cache_tokens_total", by="source"), "{{source}}"),),
-        stacked=True,
+        Query(rate("quire_prefix_cache_tokens_total", by="source"), "{{source}}"),
     ),
     Panel(
         "Prefix hit ratio",
@@ -231,14 +232,13 @@ PREFIXES = (
         (Query(HIT_RATIO, "all servers"),),
         top=1,
     ),
-    Panel(
+    _stacked(
         "Registry state",
         "Servers publish what they hold (ok), cannot (degraded), or need not (off). Degraded ones serve as "
         "before, but the router sends them requests by load only: look at Redis, its memory, ACL and "
         "network.",
         "short",
-        (Query(total("quire_registry_state", by="state"), "{{state}}"),),
-        stacked=True,
+        Query(total("quire_registry_state", by="state"), "{{state}}"),
     ),
     Panel(
         "Registry lag",
@@ -271,13 +271,12 @@ PREFIXES = (
 )
 
 ROUTER = (
-    Panel(
+    _stacked(
         "Replicas",
         "The router sees so many replicas as ready, draining and down. When one stays down, look at its log "
         "and whether the router reaches its port.",
         "short",
-        (Query(f"max by (state) (quire_route_replicas{{{HERE}}})", "{{state}}"),),
-        stacked=True,
+        Query(f"max by (state) (quire_route_replicas{{{HERE}}})", "{{state}}"),
     ),
     Panel(
         "Predicted against actual hits",
@@ -294,14 +293,13 @@ ROUTER = (
         ),
         top=1,
     ),
-    Panel(
+    _stacked(
         "Placements",
         "Requests go where most of their prompt is cached (prefix), to the least loaded replica (load, or "
         "silent without an answer of the registry), away from one that evicted their prompt (moved), or back "
         "to their stream. When silent prevails, look at Registry lookups.",
         "suffix: /s",
-        (Query(rate("quire_route_requests_total", by="reason"), "{{reason}}"),),
-        stacked=True,
+        Query(rate("quire_route_requests_total", by="reason"), "{{reason}}"),
     ),
     Panel(
         "Retries and failures",
@@ -320,13 +318,12 @@ ROUTER = (
         "s",
         quantiles("quire_route_lookup_seconds", 50, 99),
     ),
-    Panel(
+    _stacked(
         "Registry, seen by routers",
         "The registry answers these routers (ok), does not (degraded), or is not used (off). When one is "
         "degraded, look at Redis and at the router's network policy.",
         "short",
-        (Query(total("quire_route_registry_state", by="state"), "{{state}}"),),
-        stacked=True,
+        Query(total("quire_route_registry_state", by="state"), "{{state}}"),
     ),
 )
 
@@ -341,39 +338,35 @@ THROUGHPUT = (
             Query(rate("vllm:generation_tokens_total"), "generated"),
         ),
     ),
-    Panel(
+    _stacked(
         "Requests",
         "Requests run, wait, or are swapped to host memory. When swapped ones stay, there are too many at "
         "once: lower --max-num-seqs.",
         "short",
-        (Query(total("quire_requests", by="state"), "{{state}}"),),
-        stacked=True,
+        Query(total("quire_requests", by="state"), "{{state}}"),
     ),
-    Panel(
+    _stacked(
         "Requests ended",
         "Requests end by a stop, at their length limit, by the client's leaving (abort), or by an error. "
         "When there are errors, look for them in the server's log; when aborts grow, clients give up: look "
         "at Time to first token.",
         "suffix: /s",
-        (Query(rate("vllm:request_success_total", by="finished_reason"), "{{finished_reason}}"),),
-        stacked=True,
+        Query(rate("vllm:request_success_total", by="finished_reason"), "{{finished_reason}}"),
     ),
-    Panel(
+    _stacked(
         "Step time",
         "A step's phases take so long on average. Waiting is for the device, and what the host does "
         "meanwhile costs nothing: when the other phases together are longer than it, give the server more or "
         "faster CPU cores.",
         "s",
-        (Query(mean("quire_step_seconds", "phase"), "{{phase}}"),),
-        stacked=True,
+        Query(mean("quire_step_seconds", "phase"), "{{phase}}"),
     ),
-    Panel(
+    _stacked(
         "Tokens a step",
         "A step computes so many tokens on average. When decode tokens are few while requests wait, look at "
         "KV occupancy: memory keeps the batch small.",
         "short",
-        (Query(mean("quire_step_tokens", "kind"), "{{kind}}"),),
-        stacked=True,
+        Query(mean("quire_step_tokens", "kind"), "{{kind}}"),
     ),
 )
 
