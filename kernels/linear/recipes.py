@@ -73,9 +73,7 @@ def _multiplies_many(case: Product) -> bool:
     return hopper_matmul.supports(case.gpu, case.dtype, case.weight)
 
 
-def _of_few(
-    name: str, fused: Callable[..., Any], *, gated: bool = False
-) -> tuple[Recipe[Product, Any], Recipe[Product, Any]]:
+def _of_few(name: str, fused: Callable[..., Any], *, gated: bool = False) -> tuple[Recipe[Product, Any], ...]:
     """Return the recipes of few tokens and of one, whose kernels do what is around a product, too."""
     return (
         Recipe(
