@@ -27,14 +27,18 @@ def pooling_of(state: ServerState) -> Pooling:
     """Return how the model pools. Raises ApiError 400 if it generates text."""
     _, _, info = state.serving()
     if info.pooling is None:
-        raise ApiError(
-            400,
-            f"{state.config.served_model_names[0]} generates text, and gives neither embeddings nor scores: "
-            "those are of a server that was started with --runner pooling",
-            param="model",
-            code="model_not_supported",
+        raise not_supported(
+            state,
+            "generates text, and gives neither embeddings nor scores: those are of a server that was started "
+            "with --runner pooling",
         )
     return info.pooling
+
+
+def not_supported(state: ServerState, what_it_does: str) -> ApiError:
+    """Return the refusal of what the served model cannot do."""
+    message = f"{state.config.served_model_names[0]} {what_it_does}"
+    return bad_value("model", message, "model_not_supported")
 
 
 async def tokens_of(
