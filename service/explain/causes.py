@@ -22,7 +22,7 @@ def causes(times: RequestTimes, total: float, name_of: NameOf) -> Iterator[Cause
     for at, number in enumerate(times.engine_requests):
         record = times.records.get(number)
         if record is not None:
-            for cause in _of_engine(record, times, name_of):
+            for cause in _of_engine(record, name_of):
                 if several:
                     cause.prompt_index = at
                 yield cause
@@ -35,11 +35,11 @@ def causes(times: RequestTimes, total: float, name_of: NameOf) -> Iterator[Cause
         yield Cause(kind="client_not_reading", text=f"the client did not read for {_number(ms)} ms", ms=ms)
 
 
-def _of_engine(record: RequestRecord, times: RequestTimes, name_of: NameOf) -> Iterator[Cause]:
+def _of_engine(record: RequestRecord, name_of: NameOf) -> Iterator[Cause]:
     for waited in record.waited:
         yield _waited(waited, name_of)
     if record.company.steps or record.cached_tokens or record.miss is not None:
-        yield _prefix_cache(record, times)
+        yield _prefix_cache(record)
     yield from _spans(record)
     for (_, beneficiary), group in groupby(record.preemptions, lambda each: (each.mode, each.beneficiary)):
         yield _preempted(list(group), None if beneficiary is None else name_of(beneficiary))
@@ -93,7 +93,7 @@ def _waited(waited: Waited, name_of: NameOf) -> Cause:
     return Cause(kind="isolation", text=text, ms=ms)
 
 
-def _prefix_cache(record: RequestRecord, times: RequestTimes) -> Cause:
+def _prefix_cache(record: RequestRecord) -> Cause:
     found, miss = record.cached_tokens, record.miss
     prompt = record.prompt_tokens
     cause = Cause(kind="prefix_cache", text="", found_tokens=found, prompt_tokens=prompt)

@@ -69,7 +69,6 @@ class FlatTool(Function, kw_only=True, forbid_unknown_fields=True):
 
 
 Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
-FlatTools = Annotated[list[FlatTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
