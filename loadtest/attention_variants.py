@@ -50,7 +50,8 @@ class Case:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Case:
         floats = (self.q, self.keys, self.values, self.key_blocks, self.value_blocks)
-        return Case(*(each.to(device, dtype) for each in floats), self.tables.to(device), self.length)
+        q, keys, values, key_blocks, value_blocks = (each.to(device, dtype) for each in floats)
+        return Case(q, keys, values, key_blocks, value_blocks, self.tables.to(device), self.length)
 
     def sees(self, first: int, last: int) -> Tensor:
         """Return [Q, last - first]: whether a query may see keys first..last-1; past the end, nobody may."""
