@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,19 +24,25 @@ from quire.engine.logs import configure_logging
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.startup import start_with_graphs
 from quire.loadtest.command import add_line, command_parser
-from quire.loadtest.model_configs import COMMON, CONFIGS
 
 TOLERANCE = 0.06  # most that bf16 lets two log-probabilities differ by
-CONFIG = {
-    **COMMON,
-    **CONFIGS["llama-8b"],
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
     "hidden_size": 1024,
     "num_hidden_layers": 4,
     "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
     "intermediate_size": 3072,
     "vocab_size": 32003,
-    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
     "max_position_embeddings": 2048,
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
 }
 EXPERTS = {"intermediate_size": 1024, "num_experts_per_tok": 4, "num_hidden_layers": 4}
 # By transformers' code, with and without experts: what is not said is as above.
