@@ -13,7 +13,7 @@ from quire.engine.urls import check_http_url, check_redis_url
 
 MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ModelImpl = Literal["auto", "native", "transformers"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
@@ -72,7 +72,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--num-gpu-blocks-override must be at least 1")
         if self.kv_cache_memory_bytes is not None:
             if self.kv_cache_memory_bytes < 1:
-                raise ValueError(f"--kv-cache-memory-bytes must be at least 1, got {self.kv_cache_memory_bytes}")
+                raise ValueError(
+                    f"--kv-cache-memory-bytes must be at least 1, got {self.kv_cache_memory_bytes}"
+                )
             if self.num_gpu_blocks_override is not None:
                 raise ValueError(
                     "--kv-cache-memory-bytes and --num-gpu-blocks-override both say how many KV blocks there "

@@ -60,7 +60,9 @@ def choose_blocks(
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(runner.device)[0]
         if given > free:
-            raise ValueError(f"--kv-cache-memory-bytes is {given}, and {free} bytes are free beside the weights")
+            raise ValueError(
+                f"--kv-cache-memory-bytes is {given}, and {free} bytes are free beside the weights"
+            )
     return given // block_bytes
 
 

@@ -166,8 +166,8 @@ def add_cache_flags(group: FlagGroup) -> None:
         type=_byte_count,
         shown="what is left",
         metavar="BYTES",
-        help="Of each GPU, for KV blocks, on a CPU too: 12884901888, or 12G (K, M, G and T are powers of 1024, "
-        "k, m, g and t of 1000).",
+        help="Of each GPU, for KV blocks, on a CPU too: 12884901888, or 12G (K, M, G and T are powers of "
+        "1024, k, m, g and t of 1000).",
     )
     flag(
         group,
