@@ -127,8 +127,8 @@ def fig12(setting: Setting) -> Figure:
             "Several GPUs: each reads its part of the weights and of the cache and does its part of the "
             "products, and two sums over the GPUs follow in every layer.",
             "FasterTransformer pads prompts to the longest of a batch, and all of its rows go on until the "
-            "last has ended. Orca's steps, and its own, cost what Quire's do, so the baselines do better than "
-            "theirs did.",
+            "last has ended. Orca's steps, and its own, cost what Quire's do, so the baselines do better "
+            "than theirs did.",
         ],
     )
 
