@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
@@ -21,6 +21,7 @@ from quire.loadtest.evaluation.real.steps import record_steps
 from quire.loadtest.evaluation.real.variants import VariantTimes, measure_variants
 from quire.loadtest.evaluation.real.ways import WayOutcome
 from quire.loadtest.simulator.geometry import OPT_13B
+from quire.loadtest.simulator.systems import Kind
 
 # What reserves memory has more blocks than it can use; one that does not has those that its slots are.
 POOL_BYTES = 32_768 * OPT_13B.kv_bytes_per_token
@@ -28,7 +29,18 @@ HOST_GIB = plan.HOST_SLOTS * OPT_13B.kv_bytes_per_token / 2**30
 START_SECONDS = 30.0  # of an engine, about
 KERNEL_SECONDS = 10.0  # of each experiment with kernels, about
 MODEL_SECONDS = 60.0  # of whole models, about
-PARTS = ("overloads", "knees", "sharing", "transfers", "attention", "blocks", "models", "variants", "long")
+PARTS = (
+    "overloads",
+    "knee",
+    "sharing",
+    "transfers",
+    "attention",
+    "blocks",
+    "models",
+    "variants",
+    "knees",
+    "long",
+)
 FILES = {"transfers": ("transfers",), "attention": ("attention", "block-sizes"), "models": ("models",)}
 FILES |= {"variants": ("variants",)}
 
@@ -62,9 +74,10 @@ class Evaluation:
         self._unstartable: set[int] = set()  # block sizes
 
     def run(self) -> None:
-        parts = {
+        parts: dict[str, Callable[[], None]] = {
             "overloads": lambda: self._cases(plan.overloads()),
-            "knees": self._knees,
+            "knee": lambda: self._knees(plan.KNEE_KINDS[:1]),
+            "knees": lambda: self._knees(plan.KNEE_KINDS),
             "sharing": lambda: self._cases(plan.sharing()),
             "transfers": self._transfers,
             "attention": self._attention,
@@ -138,10 +151,10 @@ class Evaluation:
             f"{outcome.unfinished} did not"
         )
 
-    def _knees(self) -> None:
+    def _knees(self, kinds: Sequence[Kind]) -> None:
         """Run what Fig. 12 shows around the knees."""
         limit = plan.latency_limit(self._results.model)
-        for kind in plan.KNEE_KINDS:
+        for kind in kinds:
             case = plan.overload("ShareGPT", kind)
             self._cases([case])
             if case not in self._outcomes:

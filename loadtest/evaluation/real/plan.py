@@ -25,7 +25,7 @@ OVERLOADS: dict[Workload, tuple[float, float]] = {  # requests a second; seconds
     "chatbot": (12.0, 12.0),
 }
 PLAIN_WORKLOADS: tuple[Workload, ...] = ("ShareGPT", "Alpaca")
-BATCH_SECONDS: dict[Workload, float] = {"ShareGPT": 30.0, "Alpaca": 8.0}  # for some batches of whole requests
+BATCH_SECONDS: dict[Workload, float] = {"ShareGPT": 25.0, "Alpaca": 7.0}  # for some batches of whole requests
 BLOCK_SIZES = (1, 64, 4, 128, 32, 8, 256, 2)
 
 # Fig. 12's knee by bisection, between these shares of the rate that was sustained under overload.
