@@ -90,11 +90,11 @@ def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: 
 
 
 def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowest: dict[Kind, float] = {"paged": 8, "oracle": 8, "pow2": 8, "max": 4, "padded": 0.5}
+    lowest: dict[Kind, float] = {"paged": 4, "oracle": 2, "pow2": 2, "max": 2, "padded": 0.5}
     monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), lowest)})
     monkeypatch.setattr(request_rates, "RECORDED", {"ShareGPT, recorded": (Recipe(SHORT, 20), lowest)})
     monkeypatch.setattr(request_rates, "SERVERS", request_rates.SERVERS[:2])
-    monkeypatch.setattr(request_rates, "HOUR", 20.0)
+    monkeypatch.setattr(request_rates, "HOUR", 6.0)
     monkeypatch.setattr(request_rates, "SEARCH", Search(seconds=2.0, fewest=30, halvings=1))
     figure = request_rates.fig12(setting(1.0))
     servers, table, _, on_four, checks = figure.tables
