@@ -193,9 +193,10 @@ def serve(
                 continue
             one.unfinished -= 1
             if not one.unfinished:
+                now = clock.now  # a batch ends at one moment
                 for ended in memory.release(one.request):
                     record = live.pop(ended.id).record
-                    record.last = clock.now
+                    record.last = now
                     record.sequences = ended.params.n
                     run.records.append(record)
         if core.stats.decode_tokens:
