@@ -45,6 +45,7 @@ def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "MAX_BATCHED_TOKENS": 256,
         "OVERLOADS": dict.fromkeys(plan.OVERLOADS, (200.0, 0.4)),
         "BATCH_SECONDS": dict.fromkeys(plan.BATCH_SECONDS, 0.8),
+        "WIDTHS": (2,),
     }.items():
         monkeypatch.setattr(plan, name, value)
     monkeypatch.setattr(case, "SHAPES", dict.fromkeys(case.SHAPES, SHORT))
