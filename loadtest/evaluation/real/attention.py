@@ -111,7 +111,8 @@ def _sets(device: torch.device, dtype: torch.dtype, heads: str, batch: int, cont
 def _workspace(one: _Set) -> DecodeWorkspace | DecodeGather:
     if not one.q.is_cuda:
         return DecodeGather()
-    return DecodeWorkspace.allocate(*one.q.shape, one.q.device)
+    batch, heads, dim = one.q.shape
+    return DecodeWorkspace.allocate(batch, heads, dim, one.q.device)
 
 
 def _paged(
