@@ -8,7 +8,6 @@ ways must draw the same tokens, but where fp32 sums of top-p's masses differ in 
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,22 +34,17 @@ CALLS = 8  # in a graph
 LAUNCHES = 20
 
 
-def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> None:
+def measure(group: RankGroup, _: str, json_path: Path | None) -> None:
     """Time every way for every filter and number of rows; rank 0 tells its times as they come."""
     import torch
-    import torch.distributed as dist
 
     from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
     from quire.engine.models.config import rows_of_rank
     from quire.engine.models.vocabulary import all_logits
-    from quire.engine.parallel.group import RankGroup
     from quire.kernels.backend import triton_backend
     from quire.kernels.sampling.state import SamplingState
 
-    os.environ["NCCL_NVLS_ENABLE"] = "0"
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    group = RankGroup(rank, size, device, dist.FileStore(store_path, size))
+    rank, size, device = group.rank, group.size, group.device
     backend = triton_backend()
     parts = VocabularyParts(VOCABULARY, backend, group)
     width = rows_of_rank(VOCABULARY, size)
@@ -89,8 +83,6 @@ def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> No
                 line["launched_us"] = round(_launched_seconds(call, group) * 1e6, 1)
                 if rank == 0:
                     add_line(line | ({"tokens_that_differ": differ} if way == "parts" else {}), json_path)
-    torch.cuda.synchronize()
-    group.barrier()
 
 
 def _launched_seconds(call: Callable[[], object], group: RankGroup) -> float:
