@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from quire.doctor import describe
 from quire.engine.config import EngineConfig
 from quire.engine.device.kv_cache import bytes_per_block, named_format
 from quire.engine.messages import Request, SamplingParams
@@ -39,7 +40,9 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     assert {CacheSpec(each.heads, each.head_dim, 0, each.latent) for each in kept} == {LATENT}
 
 
-@pytest.mark.parametrize("changes", [{"q_lora_rank": None}, {"rope_interleave": False}, {"rope_parameters": YARN}])
+@pytest.mark.parametrize(
+    "changes", [{"q_lora_rank": None}, {"rope_interleave": False}, {"rope_parameters": YARN}]
+)
 def test_other_deepseeks(changes: dict[str, Any], tmp_path: Path) -> None:
     """Queries of one product, halves that are rotated, and scores scaled by the length of contexts."""
     verdict = compare("deepseek_v3", tmp_path, **changes)
@@ -61,13 +64,17 @@ def test_a_token_takes_its_latents(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert bytes_per_block(read_model(tmp_path), 16, FP32) == 4 * 16 * 24 * 4
     _, info = start_engine(EngineConfig(model=str(tmp_path), device="cpu", dtype="float32"))
     assert info.latent_width == 24 and info.bytes_per_block == 4 * 16 * 24 * 4
+    assert (
+        dict(describe(info))["latents"]
+        == "24 numbers a token and layer, in place of keys and values of each head"
+    )
     monkeypatch.setattr(latent, "MOST_LATENT", 8)  # what kernels do not take is expanded
     assert bytes_per_block(read_model(tmp_path), 16, FP32) == 4 * 16 * 2 * 4 * 16 * 4
 
 
 def test_latents_are_kept_as_they_are(tmp_path: Path) -> None:
     save_tiny("deepseek_v2", tmp_path)
-    with pytest.raises(ValueError, match="fp8_e4m3 is not for a model that keeps latents.*leave it out"):
+    with pytest.raises(ValueError, match=r"fp8_e4m3 is not for a model that keeps latents.*leave it out"):
         named_format("fp8_e4m3", read_model(tmp_path), torch.float32, NO_GPU)
 
 

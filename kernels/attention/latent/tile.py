@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.attention.batch import AttentionLayer
-from quire.kernels.attention.key_tiles import LEAST_KEYS, SPARE_BYTES
+from quire.kernels.attention.key_tiles import LEAST_KEYS, SPARE_BYTES, WARPGROUP_LANES
 from quire.kernels.attention.kv_tile import BLOCK_SIZES, attend_by_scores
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu
@@ -32,16 +32,13 @@ class LatentTiles:
     group: int
     keys: int
     stages: int
+    warps: int
     dim: int
     rest_dim: int
 
     def head_blocks(self, heads: int) -> int:
         """Return how many programs so many heads take."""
         return triton.cdiv(heads, self.group)
-
-    @property
-    def warps(self) -> int:
-        return max(4, self.lanes * self.dim // 4096)
 
 
 def latent_tiles(gpu: Gpu, heads: int, rows: int, width: int, latent: int, dtype: torch.dtype) -> LatentTiles:
@@ -58,11 +55,13 @@ def latent_tiles(gpu: Gpu, heads: int, rows: int, width: int, latent: int, dtype
         keys = MOST_KEYS
         while keys >= LEAST_KEYS:
             fixed = lanes * (vector + keys * dtype.itemsize) + SPARE_BYTES
-            if dtype.itemsize == 4:  # products of fp32 have their numbers turned in shared memory once more
-                fixed += keys * vector
-            stages = min((gpu.shared_memory - fixed) // (keys * vector), MOST_STAGES)
+            products = gpu.has_products_of_shared_memory and lanes >= WARPGROUP_LANES
+            if products or dtype.itemsize == 4:
+                fixed += keys * vector  # of the tile in use
+            stages = min(1 + (gpu.shared_memory - fixed) // (keys * vector), MOST_STAGES)
             if stages >= (2 if lanes > LEAST_DIM or keys > LEAST_KEYS else 1):
-                return LatentTiles(lanes, group, keys, stages, dim, rest_dim)
+                warps = max(4, lanes * dim // 4096)
+                return LatentTiles(lanes, group, keys, stages, warps, dim, rest_dim)
             keys //= 2
         lanes //= 2
     raise ValueError(
