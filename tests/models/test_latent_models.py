@@ -23,9 +23,8 @@ from tests.models.any_model import compare, save_tiny
 from tests.models.divided_model import compare_divided
 
 LATENT = CacheSpec(1, 24, latent=16)  # of 16 numbers, and 8 that are rotated
-# Beside deepseek_v3 in test_general_models.py: rotated by complex numbers, as halves, gated and with windows,
-# and with sinks.
-KINDS = ("deepseek_v2", "minicpm3", "dots3_note_text", "hy_v4")
+# Beside deepseek_v3 in test_general_models.py: rotated by complex numbers, as halves, and with sinks.
+KINDS = ("deepseek_v2", "minicpm3", "hy_v4")
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32,
     "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
@@ -36,8 +35,7 @@ YARN = {
 def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     verdict = compare(kind, tmp_path)
     assert verdict.outcome == "equal", verdict.detail
-    kept = read_model(tmp_path).cache_specs
-    assert {CacheSpec(each.heads, each.head_dim, 0, each.latent) for each in kept} == {LATENT}
+    assert set(read_model(tmp_path).cache_specs) == {LATENT}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def latent_tiles(gpu: Gpu, heads: int, rows: int, width: int, latent: int, dtype
             products = gpu.has_products_of_shared_memory and lanes >= WARPGROUP_LANES
             if products or dtype.itemsize == 4:
                 fixed += keys * vector  # of the tile in use
+            if products and not gpu.has_warpgroup_products:  # on Blackwell it is there for either product
+                fixed += 2 * keys * vector
             stages = min(1 + (gpu.shared_memory - fixed) // (keys * vector), MOST_STAGES)
             if stages >= (2 if lanes > LEAST_DIM or keys > LEAST_KEYS else 1):
                 warps = max(4, lanes * dim // 4096)
