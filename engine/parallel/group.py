@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
 
 from quire.engine.parallel.peers import NoPeers, connect, measured
+from quire.kernels.parallel.buffers import SymmetricBuffers
 from quire.kernels.parallel.ranks import PeerSums
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
 
@@ -31,6 +32,10 @@ class OneOfRanks:
         self.rank = rank
         self.size = size
         self._peers = peers
+
+    @property
+    def buffers(self) -> SymmetricBuffers | None:
+        return None if self._peers is None else self._peers.buffers
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._peers is not None and self._peers.supports(x):
@@ -70,6 +75,11 @@ class RankGroup:
         self._nccl = None if device.type == "cpu" else _nccl(store, rank, size, device)
         if with_peers and device.type == "cuda":
             self._connect()
+
+    @property
+    def buffers(self) -> SymmetricBuffers | None:
+        """Return the memory that kernels of all ranks write to, if they reach each other's."""
+        return None if self.peers is None else self.peers.buffers
 
     def _connect(self) -> None:
         """Have kernels sum through the other ranks' memory, as far as that is quicker; else say why not."""

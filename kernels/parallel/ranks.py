@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.kernels.parallel.buffers import SymmetricBuffers
+
 
 class SumOverRanks(Protocol):
     """What a layer calls when every rank has a part of its sum.
@@ -37,13 +39,21 @@ class Ranks(SumOverRanks, Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def buffers(self) -> SymmetricBuffers | None:
+        """Return the memory that kernels of all ranks write to, if they reach each other's."""
+        ...
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Return every rank's x, contiguous, which all have in one shape: [size, *x.shape]."""
         ...
 
 
 class PeerSums(SumOverRanks, Protocol):
-    """Kernels that read the other ranks' memory: `RankGroup` asks them first, and NCCL for the rest."""
+    """Kernels that write to the other ranks' memory: `RankGroup` asks them first, and NCCL for the rest."""
+
+    @property
+    def buffers(self) -> SymmetricBuffers: ...
 
     def supports(self, x: Tensor) -> bool:
         """Tell, by shape and dtype alone, whether x [T, H] is summed here: the same on every rank."""

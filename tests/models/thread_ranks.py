@@ -31,6 +31,8 @@ class Meeting:
 class Rank:
     """A thread that is one of the ranks."""
 
+    buffers = None
+
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank = rank
         self.size = meeting.size
