@@ -173,6 +173,10 @@ class Tiling:
     stages: int
     splits: int
 
+    def programs(self, count: int, outputs: int) -> int:
+        """Return how many programs `count` tokens of so many outputs take, unless they are gated."""
+        return triton.cdiv(count, self.tokens) * (outputs // self.rows) * self.splits
+
 
 def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool) -> Tiling | None:
     """Return how `count` tokens and a weight [outputs, columns] are divided; None where cuBLAS does better.

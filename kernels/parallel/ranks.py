@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -24,9 +25,20 @@ class SumOverRanks(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual).
 
-        The sum is rounded to x's dtype before it is added, as `pointwise.norm.add_rms_norm` does. x may be
-        overwritten.
+        The sum is rounded to the residual's dtype before it is added, as `pointwise.norm.add_rms_norm` does.
+        x may be overwritten. Or x [S, T, H] in fp32: parts of this rank's term, which is rounded first.
         """
+        ...
+
+    def add_rms_norm_of(
+        self,
+        multiply: Callable[[Tensor], Tensor],
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H], row by row, so that it may be done in pieces."""
         ...
 
 
@@ -49,11 +61,19 @@ class Ranks(SumOverRanks, Protocol):
         ...
 
 
-class PeerSums(SumOverRanks, Protocol):
+class PeerSums(Protocol):
     """Kernels that write to the other ranks' memory: `RankGroup` asks them first, and NCCL for the rest."""
 
     @property
     def buffers(self) -> SymmetricBuffers: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Do as `SumOverRanks.all_reduce`."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Do as `SumOverRanks.add_rms_norm`."""
+        ...
 
     def supports(self, x: Tensor) -> bool:
         """Tell, by shape and dtype alone, whether x [T, H] is summed here: the same on every rank."""
@@ -62,3 +82,8 @@ class PeerSums(SumOverRanks, Protocol):
     def close(self) -> None:
         """Give the memory back that peers read; nothing is under way then."""
         ...
+
+
+def rounded(x: Tensor, like: Tensor) -> Tensor:
+    """Return a rank's term [T, H] in the dtype of `like`; x may be that, or its parts [S, T, H] in fp32."""
+    return x if x.dim() == like.dim() else x.sum(0).to(like.dtype)
