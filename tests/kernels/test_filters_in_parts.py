@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from quire.engine.models.config import rows_of_rank
 from quire.engine.parallel.share import of_vocabulary
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.parallel.buffers import EMPTY, SymmetricBuffers, buffers_on_one_device
+from quire.kernels.sampling import peer_sampling
 from quire.kernels.sampling.parts import best_of_chunks
 from quire.kernels.sampling.peer_sampling import best_of_ranks, draw, keep_thresholds, phases_of
 from quire.kernels.sampling.state import SamplingState
@@ -186,28 +188,41 @@ def test_kernels_draw_what_one_rank_draws(dtype, device):
     state = state_of(rows, device)
     (expected,) = drawn_in_parts(triton_backend(), logits, state, 1)
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [expected] * 2
-    for programs in (2, 6):  # which go from row to row, or are two to a row
-        buffers = peers(2, device, programs)
-        for _ in range(2):  # nothing of a call is left for those after it
-            assert drawn_by_peers(logits, state, buffers) == [expected] * 2
 
 
-def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device):
+@pytest.mark.parametrize("programs", [2, 7], ids=["row after row", "two to a row"])
+def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
+    """One call after the other, of which the last leaves nothing for the next."""
+    monkeypatch.setattr(peer_sampling, "CHUNK", 128)
+    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.8}]
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * torch.randn(len(filters), 700, generator=generator)).to(device, dtype)
+    logits[1, ::2] = 12.5
+    buffers = peers(2, device, programs)
+    for seed in range(2):
+        rows = [{"temperature": 1.3, "seed": seed + 7 * i} | filtered for i, filtered in enumerate(filters)]
+        state = state_of(rows, device)
+        (expected,) = drawn_in_parts(triton_backend(), logits, state, 1)
+        assert drawn_by_peers(logits, state, buffers) == [expected] * 2
+
+
+def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monkeypatch):
     """To the last bit, also of masses that top-p sums up, with however many programs to a row."""
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(5, 10_000, generator=generator).to(device, dtype)
-    state = state_of([{"temperature": 0.7, "top_p": p} for p in (0.1, 0.5, 0.9, 0.99, 1.0)], device)
-    state.top_k[3:] = torch.tensor([4000, 77])
-    rows, _ = places(5, device)
-    width = rows_of_rank(10_000, 2)
+    logits = torch.randn(3, 600, generator=generator).to(device, dtype)
+    state = state_of([{"temperature": 0.7, "top_p": p, "min_p": 0.01} for p in (0.1, 0.9, 1.0)], device)
+    state.top_k[1:] = torch.tensor([400, 77])
+    rows, _ = places(3, device)
+    width = rows_of_rank(600, 2)
     owned = [logits[:, :width].contiguous(), logits[:, width:].contiguous()]
 
     def gathered(rank: Any) -> Tensor:
-        parts = VocabularyParts(10_000, triton_backend(), rank)
+        parts = VocabularyParts(600, triton_backend(), rank)
         return parts._thresholds(owned[rank.rank], state, Searched(top_k=True, top_p=True))
 
     expected, _ = InTurn(2).run(gathered)
-    for programs in (1, 5, 20):
+    for programs, chunk in ((1, 4096), (9, 128)):
+        monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
         buffers, found = peers(2, device, programs), []
         for phase in range(phases_of(dtype)):
             phases = (phase, phase + 1)
