@@ -97,6 +97,7 @@ def keep_thresholds(
         parts,
         buffers.rank,
         buffers.most_polls,
+        *phases,
         count,
         triton.next_power_of_2(samples),
         buffers.ranks,
@@ -106,7 +107,6 @@ def keep_thresholds(
         MIN_TEMPERATURE,
         MASSES,
         CHUNK,
-        *phases,
         num_warps=8,
         **dependent_launch(logits.device),
     )
@@ -168,7 +168,7 @@ _CLEARED = tl.constexpr(CLEARED)
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 
 
-@triton.jit(do_not_specialize=["buffer_units", "samples", "parts", "rank", "most_polls"])
+@triton.jit(do_not_specialize=["buffer_units", "samples", "parts", "rank", "most_polls", "begin", "end"])
 def _keep_kernel(
     logits_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -186,6 +186,8 @@ def _keep_kernel(
     parts: tl.tensor,
     rank: tl.tensor,
     most_polls: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
     VOCABULARY: tl.constexpr,
     SAMPLES_PADDED: tl.constexpr,
     RANKS: tl.constexpr,
@@ -195,8 +197,6 @@ def _keep_kernel(
     MIN_TEMPERATURE: tl.constexpr,
     MASSES: tl.constexpr,
     CHUNK: tl.constexpr,
-    BEGIN: tl.constexpr,
-    END: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """Search for a row's threshold in `parts` programs of each rank, all of which get every program's masses.
@@ -212,7 +212,7 @@ def _keep_kernel(
         gdc_launch_dependents()
         gdc_wait()
     part = tl.program_id(0) % parts
-    lane, lanes = tl.program_id(0) // parts, tl.num_programs(0) // parts
+    lane, lanes = (tl.program_id(0) // parts).to(tl.int64), tl.num_programs(0) // parts
     words: tl.constexpr = 2 * MASSES
     last: tl.constexpr = 2 * ROUNDS + 1
     if some > 0:
@@ -222,7 +222,7 @@ def _keep_kernel(
         senders = RANKS * parts
         sender = tl.arange(0, SENDERS_PADDED)
         round_words = senders * samples * words
-        if BEGIN <= 0:
+        if begin <= 0:
             clear(own_ptr, index, used, buffer_units, _CLEARED)
         for sample in range(lane, samples, lanes):
             row = tl.load(rows_ptr + sample)
@@ -232,18 +232,18 @@ def _keep_kernel(
             min_p = tl.load(min_p_ptr + row)
             threshold = float("-inf")
             if (temperature > 0) & ((top_p < 1) | (top_k > 0) | (min_p > 0)):
-                logits = logits_ptr + sample.to(tl.int64) * stride
+                logits = logits_ptr + sample * stride
                 mine = buffer + ((rank * samples + sample) * parts + part) * words
                 place = ((sender // parts) * samples + sample) * parts + sender % parts
                 theirs = own + place * words
-                if BEGIN <= 0:
+                if begin <= 0:
                     peaks = tl.full((CHUNK,), float("-inf"), tl.float32)
                     for chunk in range(part, tl.cdiv(VOCABULARY, CHUNK), parts):
                         token = chunk * CHUNK + tl.arange(0, CHUNK)
                         x = tl.load(logits + token, token < VOCABULARY, other=float("-inf"))
                         peaks = tl.maximum(peaks, x.to(tl.float32))
                     _send_words(tl.max(peaks).to(tl.int32, bitcast=True), mine, addresses_ptr, RANKS)
-                if END > 1:
+                if end > 1:
                     bits, missing = arrived(theirs, sender < senders, most_polls)
                     heard = bits.to(tl.float32, bitcast=True)
                     highest = tl.max(tl.where(sender < senders, heard, float("-inf")))
@@ -254,7 +254,7 @@ def _keep_kernel(
                         kth, lost = _search(
                             logits, mine, theirs, sender < senders, round_words, 1, addresses_ptr,
                             top_k.to(tl.float32), threshold, highest, sharpness, part, parts, most_polls,
-                            False, VOCABULARY, RANKS, ROUNDS, INFINITY, MASSES, CHUNK, BEGIN, END,
+                            begin, end, False, VOCABULARY, RANKS, ROUNDS, INFINITY, MASSES, CHUNK,
                         )  # fmt: skip
                         threshold = tl.maximum(threshold, kth)
                         missing = missing | lost
@@ -262,14 +262,14 @@ def _keep_kernel(
                         nucleus, lost = _search(
                             logits, mine, theirs, sender < senders, round_words, 1 + ROUNDS, addresses_ptr,
                             top_p, threshold, highest, sharpness, part, parts, most_polls,
-                            True, VOCABULARY, RANKS, ROUNDS, INFINITY, MASSES, CHUNK, BEGIN, END,
+                            begin, end, True, VOCABULARY, RANKS, ROUNDS, INFINITY, MASSES, CHUNK,
                         )  # fmt: skip
                         threshold = tl.maximum(threshold, nucleus)
                         missing = missing | lost
                     threshold = tl.where(missing > 0, float("nan"), threshold)
-            if END > last:
+            if end > last:
                 tl.store(thresholds_ptr + sample, threshold, part == 0)
-        if END > last:
+        if end > last:
             end_call(state_ptr, index, (2 * ROUNDS + 1) * round_words * 2)
     else:
         for sample in range(lane, samples, lanes):
@@ -279,10 +279,9 @@ def _keep_kernel(
 @triton.jit
 def _search(  # type: ignore[no-untyped-def]
     logits, mine, theirs, inside, round_words, first, addresses_ptr, wanted, limit, highest, sharpness, part,
-    parts, most_polls,
+    parts, most_polls, begin, end,
     WEIGHTED: tl.constexpr, VOCABULARY: tl.constexpr, RANKS: tl.constexpr, ROUNDS: tl.constexpr,
-    INFINITY: tl.constexpr, MASSES: tl.constexpr, CHUNK: tl.constexpr, BEGIN: tl.constexpr,
-    END: tl.constexpr,
+    INFINITY: tl.constexpr, MASSES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Return the largest value that enough logits reach, see `part_thresholds`, and whether masses got lost.
 
@@ -293,7 +292,7 @@ def _search(  # type: ignore[no-untyped-def]
     step = tl.full((), MASSES ** (ROUNDS - 1), tl.int64)
     missing = 0
     for number in range(first, first + ROUNDS):
-        if (number >= BEGIN) & (number < END):
+        if (number >= begin) & (number < end):
             masses = tl.zeros((MASSES,), tl.int64)
             for chunk in range(part, tl.cdiv(VOCABULARY, CHUNK), parts):
                 masses += masses_of_chunk(
@@ -303,7 +302,7 @@ def _search(  # type: ignore[no-untyped-def]
             at = mine + number * round_words + i
             _send_words((masses & 0x7FFFFFFF).to(tl.int32), at, addresses_ptr, RANKS)
             _send_words(((masses >> 31) & 0x7FFFFFFF).to(tl.int32), at + MASSES, addresses_ptr, RANKS)
-        if number + 1 < END:
+        if number + 1 < end:
             at = (theirs + number * round_words)[:, None] + i[None, :]
             there = inside[:, None] & (i >= 0)[None, :]
             low_half, lost = arrived(at, there, most_polls)
@@ -350,12 +349,12 @@ def _best_kernel(
         gdc_wait()
     index, used = begin_call(state_ptr)
     buffer = tl.multiple_of(index.to(tl.int64) * (buffer_units // 2), 4)
-    first, step = tl.program_id(0), tl.num_programs(0)
+    first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     if BEGIN <= 0:
         chunk = tl.arange(0, CHUNKS_PADDED)
         inside = chunk < CHUNKS
         for sample in range(first, samples, step):
-            slot = sample.to(tl.int64) * CHUNKS + chunk
+            slot = sample * CHUNKS + chunk
             scores = tl.load(best_ptr + slot, inside, other=float("-inf"))
             best = tl.max(scores)
             tokens = tl.load(best_tokens_ptr + slot, inside & (scores == best), other=_NO_TOKEN)
