@@ -203,11 +203,11 @@ def _keep_kernel(
 
     A buffer holds, for each round, each rank's masses of each row by each part.
     """
-    all_rows = tl.arange(0, SAMPLES_PADDED)
-    row = tl.load(rows_ptr + all_rows, all_rows < samples, other=0)
-    filtered = (tl.load(top_p_ptr + row) < 1) | (tl.load(top_k_ptr + row) > 0) | (tl.load(min_p_ptr + row) > 0)
-    filtered = filtered & (tl.load(temperature_ptr + row) > 0) & (all_rows < samples)
-    some = tl.max(filtered.to(tl.int32))
+    each = tl.arange(0, SAMPLES_PADDED)
+    rows = tl.load(rows_ptr + each, each < samples, other=0)
+    filtered = (tl.load(top_p_ptr + rows) < 1) | (tl.load(top_k_ptr + rows) > 0)
+    filtered = (filtered | (tl.load(min_p_ptr + rows) > 0)) & (tl.load(temperature_ptr + rows) > 0)
+    some = tl.max((filtered & (each < samples)).to(tl.int32))
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
