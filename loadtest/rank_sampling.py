@@ -3,8 +3,8 @@
 A vocabulary of 128,256 tokens in bf16, a process a GPU, filters as models' own defaults have them. `parts` is
 what the engine does, `rounds` what it does where ranks do not write into each other's memory; `gathered` has
 every rank gather all logits, and draw from them in fp32 as one rank does, `gathered_16` in 16 bits. Each is
-timed in CUDA graphs, and as the engine launches it (`launched`). `parts` and `rounds` must draw the same tokens
-to the last, and the others those, but where fp32 sums of top-p's masses differ in their last bits.
+timed in CUDA graphs, and as the engine launches it (`launched`). `parts` and `rounds` must draw the same
+tokens, and the others those, but where fp32 sums of top-p's masses differ in their last bits.
 """
 
 from __future__ import annotations

@@ -25,10 +25,8 @@ def embed(
     return ranks.all_reduce(found.masked_fill_(is_elsewhere.unsqueeze(1), 0))
 
 
-def embed_part(
-    tokens: Tensor, table: Tensor, look_up: Callable[..., Tensor], ranks: Ranks | None
-) -> Tensor:
-    """Do as `embed`, by a look-up that takes a table's first token, too, and gives zeros for those elsewhere."""
+def embed_part(tokens: Tensor, table: Tensor, look_up: Callable[..., Tensor], ranks: Ranks | None) -> Tensor:
+    """Do as `embed`, by a look-up that also takes a table's first token: it gives zeros for those elsewhere."""
     if ranks is None:
         return look_up(tokens, table)
     return ranks.all_reduce(look_up(tokens, table, ranks.rank * len(table)))

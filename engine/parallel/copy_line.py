@@ -1,4 +1,4 @@
-"""The line between two GPUs by which pieces of sums are copied: torch's symmetric memory and a copy engine."""
+"""The line between two GPUs by which pieces of sums are copied: symmetric memory and a copy engine."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def one_shot_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add the sum over the ranks of x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual).
 
-    Or of x [S, T, H] in fp32: parts of this rank's term, whose sum is rounded to the residual's dtype before
-    it is sent. Roundings are those of `one_shot` and `pointwise.norm.add_rms_norm` after it. phases: as there.
+    Or of x [S, T, H] in fp32: parts of this rank's term, whose sum is rounded to the residual's dtype, and
+    then sent. Roundings are those of `one_shot` and `pointwise.norm.add_rms_norm` after it. phases: as there.
     """
     in_parts = x.dim() == 3
     if residual.shape != x.shape[-2:] or residual.dtype != (residual.dtype if in_parts else x.dtype):

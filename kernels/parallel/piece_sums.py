@@ -39,15 +39,15 @@ class Line(Protocol):
         ...
 
     def receive(self, copy: Any, slot: int, like: Tensor) -> Tensor:
-        """Have what follows wait for a copy, and for the other's to that slot, which has the shape of `like`."""
+        """Have what follows wait for a copy, and for the other's to that slot, which is as `like`."""
         ...
 
 
 class PieceSums:
     """Products' sums over two ranks, with the residual's addition and the norm.
 
-    Nobody says that a slot is free again: a rank that has computed a piece has received the one two before it,
-    which the other computed after it had added up the one four before, and that was in the same slot.
+    Nobody says that a slot is free again: a rank that has computed a piece has received the one two before
+    it, which the other computed after it had added up the one four before, and that was in the same slot.
     """
 
     def __init__(self, line: Line) -> None:
@@ -55,7 +55,7 @@ class PieceSums:
         self._slot = 0
 
     def takes(self, residual: Tensor) -> bool:
-        """Tell, by shape and dtype alone but for captures, which all ranks make at once, what is summed here."""
+        """Tell, by shape, dtype and whether this is a capture, as it is on all ranks, what is summed here."""
         fits = residual.shape[1] * TILE <= NUMBERS and residual.dtype.itemsize == 2
         return fits and residual.nbytes > LEAST and self._line.open
 
@@ -67,7 +67,7 @@ class PieceSums:
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        """Add the ranks' sum of multiply(x): [T, K] -> [T, H] to residual [T, H] in place; return its RMSNorm.
+        """Add the ranks' sum of multiply(x): [T, K] -> [T, H] to residual [T, H]; return its RMSNorm and it.
 
         As `SumOverRanks.add_rms_norm_of`. Terms are two, so that their order gives the same bits.
         """

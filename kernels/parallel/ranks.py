@@ -38,7 +38,7 @@ class SumOverRanks(Protocol):
         weight: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor]:
-        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H], row by row, so that it may be done in pieces."""
+        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H], whose rows may be computed in pieces."""
         ...
 
 

@@ -30,7 +30,7 @@ class Search:
     """One value for each row, the same on all ranks: tensors [S].
 
     Weighted, a logit's mass is exp((logit - highest) / temperature) UNITs, rounded down, and what is wanted
-    is a share of the mass of all that reach the limit. Else it is 1, and what is wanted is a number of logits.
+    is a share of the mass of all that reach the limit. Else it is 1, and a number of logits is wanted.
     """
 
     low: Tensor  # int64, in the order of `to_order`: the digits found so far, and zeros
@@ -184,9 +184,7 @@ def next_digit(
 
 
 @triton.jit
-def found_value(
-    low: tl.tensor, highest: tl.tensor, INFINITY: tl.constexpr, dtype: tl.constexpr
-) -> tl.tensor:
+def found_value(low: tl.tensor, highest: tl.tensor, INFINITY: tl.constexpr, dtype: tl.constexpr) -> tl.tensor:
     """Return the value that all digits together say, the highest logit at most."""
     return tl.minimum(from_order(tl.minimum(low, INFINITY + 1), dtype), highest)
 

@@ -130,7 +130,7 @@ def drawn_in_parts(backend: Backend, logits: Tensor, state: SamplingState, size:
 
 
 def drawn_by_peers(logits: Tensor, state: SamplingState, buffers: list[SymmetricBuffers]) -> list[list[int]]:
-    """Do the same with ranks that write into each other's memory: all do a phase before one begins the next."""
+    """Do the same with ranks that write into each other's memory, all of which do one phase after another."""
     (samples, vocabulary), size = logits.shape, len(buffers)
     width = rows_of_rank(vocabulary, size)
     padded = torch.full((samples, size * width), 99.0, dtype=logits.dtype, device=logits.device)

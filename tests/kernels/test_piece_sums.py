@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_a_flag_is_taken_down(device):
 def test_pieces_are_about_as_large_and_fit_a_slot(rows, hidden):
     pieces = pieces_of(rows, hidden)
     assert pieces[0].start == 0 and pieces[-1].stop == rows and len(pieces) >= 2
-    assert all(before.stop == after.start for before, after in zip(pieces, pieces[1:], strict=False))
+    assert all(before.stop == after.start for before, after in pairwise(pieces))
     sizes = [piece.stop - piece.start for piece in pieces]
     assert all(size * hidden <= NUMBERS for size in sizes)
     assert all(size == sizes[0] and size % TILE == 0 for size in sizes[:-1]) and sizes[-1] <= sizes[0]
