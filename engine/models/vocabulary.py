@@ -26,7 +26,7 @@ def embed(
 
 
 def embed_part(tokens: Tensor, table: Tensor, look_up: Callable[..., Tensor], ranks: Ranks | None) -> Tensor:
-    """Do as `embed`, by a look-up that also takes a table's first token: it gives zeros for those elsewhere."""
+    """Do as `embed`, by a look-up that takes a table's first token, too: it gives zeros for others."""
     if ranks is None:
         return look_up(tokens, table)
     return ranks.all_reduce(look_up(tokens, table, ranks.rank * len(table)))
