@@ -151,8 +151,29 @@ def attend(
     None, position and first_key as `attention.softmax.sloped` has them.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return attend_by_scores(
+        scores, v, seen, acc, peak, total, scale_log2, MASKED, softcap_log2, slope, position, first_key
+    )
+
+
+@triton.jit
+def attend_by_scores(
+    scores: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    scale_log2: tl.tensor,
+    MASKED: tl.constexpr,
+    softcap_log2: tl.tensor = None,
+    slope: tl.tensor = None,
+    position: tl.tensor = 0,
+    first_key: tl.tensor = 0,
+) -> tl.tensor:
+    """Do the same as `attend` from scores [M, TILE] on, which are not scaled yet."""
     if slope is not None:
-        scores = sloped(scores * scale_log2, slope, position, first_key, k.shape[0])
+        scores = sloped(scores * scale_log2, slope, position, first_key, v.shape[0])
         scale_log2 = 1.0
     if softcap_log2 is not None:
         scores = capped(scores * scale_log2, softcap_log2)
