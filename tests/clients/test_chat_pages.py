@@ -1,0 +1,134 @@
+"""Pages to chat on: Open WebUI itself, by its API and in a browser, and what LibreChat asks a model by."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.clients.conftest import CLIENTS, SAID, answering, call_of, embedding
+from tests.clients.open_webui import OpenWebUI, serving
+from tests.docs.pages import PAGES, PORT, block, section
+from tests.service.live import Live
+
+HERE, PACKAGES = Path(__file__).parent, Path(CLIENTS or "").resolve()
+QUESTION, GIVES, TITLE = "How warm is it in Bern?", "21 degrees", "Weather of Bern"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+ENTITLED = {"title": TITLE, "language": "English"}
+TOOL = f'''
+class Tools:
+    def get_weather(self, city: str) -> str:
+        """
+        Tell how warm it is.
+        :param city: its name
+        """
+        return f"{GIVES} in {{city}}"
+'''
+
+
+def answer(prompt: str) -> str:
+    """Return what a model says that calls the weather's tool where it has one, and knows what titles are."""
+    if re.search("concise.{0,20} title", prompt):
+        if '"extract"' in prompt:
+            return call_of("extract", ENTITLED)
+        return json.dumps(ENTITLED) if re.search('JSON|"title"|language', prompt) else TITLE
+    if '"get_weather"' in prompt and GIVES not in prompt:
+        return f"I look.\n{call_of('get_weather', {'city': 'Bern'})}"
+    return SAID
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with answering(answer) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def open_webui(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenWebUI]:
+    """To which a model is an OpenAI's, and with a prefix an Ollama's; another one is for its documents."""
+    with embedding() as documents:
+        settings = {
+            "ENABLE_OLLAMA_API": "True",
+            "OLLAMA_BASE_URL": live.url,
+            "OLLAMA_API_CONFIGS": json.dumps({"0": {"prefix_id": "ollama"}}),
+            "RAG_EMBEDDING_ENGINE": "openai",
+            "RAG_EMBEDDING_MODEL": "tiny",
+            "RAG_OPENAI_API_BASE_URL": f"{documents.url}/v1",
+        }
+        home = tmp_path_factory.mktemp("open-webui")
+        with serving(PACKAGES / "open-webui", live.url, home, **settings) as page:
+            yield page
+
+
+def test_open_webui_by_its_api(open_webui: OpenWebUI) -> None:
+    models = open_webui.get("/api/models")["data"]
+    assert {"tiny", "ollama.tiny"} <= {model["id"] for model in models}
+    assert open_webui.get("/ollama/api/version")["version"]
+    for model in ("tiny", "ollama.tiny"):
+        asked: dict[str, Any] = {"model": model, "messages": MESSAGES}
+        whole = open_webui.post("/api/chat/completions", **asked, stream=False)
+        assert whole["choices"][0]["message"]["content"] == SAID
+        assert open_webui.streamed("/api/chat/completions", **asked) == SAID
+        titled = open_webui.post("/api/v1/tasks/title/completions", **asked)
+        assert json.loads(titled["choices"][0]["message"]["content"])["title"] == TITLE
+
+
+def test_open_webui_searches_documents(open_webui: OpenWebUI) -> None:
+    file = open_webui.upload("/api/v1/files/?process=true&process_in_background=false", "cat.txt", "the cat")
+    found = open_webui.post(
+        "/api/v1/retrieval/query/collection", collection_names=[f"file-{file['id']}"], query="the cat", k=1
+    )
+    assert found["documents"] == [["the cat"]]
+
+
+def test_open_webui_in_a_browser(open_webui: OpenWebUI) -> None:
+    for model in ("tiny", "ollama.tiny"):
+        meta = {"toolIds": ["weather"]}
+        open_webui.post("/api/v1/models/create", id=model, name=model, meta=meta, params={})
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for model in ("tiny", "ollama.tiny"):
+            page = browser.new_page()
+            chat(page, f"{open_webui.url}/?model={model}")
+            page.close()
+        browser.close()
+
+
+def chat(page: Page, url: str) -> None:
+    page.goto(url)
+    page.locator("#chat-input").fill(QUESTION)
+    page.locator("#chat-input").press("Enter")
+    expect(page.get_by_text(SAID)).to_be_visible(timeout=60_000)
+    expect(page.get_by_text(TITLE).first).to_be_visible()
+
+
+@pytest.mark.parametrize("provider", ["openAI", "anthropic"])
+def test_librechat(live: Live, provider: str) -> None:
+    told = block("yaml", "custom:", section(PAGES["docs/clients.md"], "LibreChat"))
+    settings = yaml.safe_load(told.replace(PORT, str(live.port)).replace("quire-demo", "tiny"))
+    program = (HERE / "librechat.mjs").read_text()
+    done = subprocess.run(
+        ["node", "--input-type=module", "-", provider, live.url, json.dumps(settings)],
+        input=program,
+        cwd=PACKAGES / "librechat",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    out = json.loads(done.stdout.splitlines()[-1])
+    assert out["models"] == (["tiny"] if provider == "openAI" else [])
+    assert out["whole"] == SAID and out["streamed"].endswith(SAID) and out["thought"] == ""
+    assert out["tools"] == [f"{GIVES} in Bern"]
+    assert out["titles"] == {"completion": TITLE, "functions": TITLE}
+    assert len(out["tokens"]) == 2 and min(out["tokens"]) > 0
