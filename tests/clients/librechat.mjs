@@ -1,7 +1,6 @@
 // What LibreChat asks of a model, by the package that does it for its server: a conversation with a tool, and its title.
 // The first argument is the provider; of openAI's, the third is the endpoint as librechat.yaml has it.
-import { GraphEvents, ModelEndHandler, Run, ToolEndHandler } from "@librechat/agents";
-import { ChatModelStreamHandler, createContentAggregator } from "@librechat/agents";
+import { createContentAggregator, GraphEvents, ModelEndHandler, Run, ToolEndHandler } from "@librechat/agents";
 import { HumanMessage } from "@librechat/agents/langchain/messages";
 import { tool } from "@librechat/agents/langchain/tools";
 import { configSchema } from "librechat-data-provider";
@@ -49,7 +48,6 @@ const shown = {
 const customHandlers = {
   [GraphEvents.TOOL_END]: new ToolEndHandler(),
   [GraphEvents.CHAT_MODEL_END]: new ModelEndHandler(usage),
-  [GraphEvents.CHAT_MODEL_STREAM]: new ChatModelStreamHandler(),
   [GraphEvents.ON_RUN_STEP]: shown,
   [GraphEvents.ON_RUN_STEP_DELTA]: shown,
   [GraphEvents.ON_RUN_STEP_COMPLETED]: shown,

@@ -90,6 +90,7 @@ def test_open_webui_searches_documents(open_webui: OpenWebUI) -> None:
 
 
 def test_open_webui_in_a_browser(open_webui: OpenWebUI) -> None:
+    open_webui.post("/api/v1/users/user/settings/update", ui={"showChangelog": False})
     for model in ("tiny", "ollama.tiny"):
         meta = {"toolIds": ["weather"]}
         open_webui.post("/api/v1/models/create", id=model, name=model, meta=meta, params={})
@@ -131,4 +132,5 @@ def test_librechat(live: Live, provider: str) -> None:
     assert out["whole"] == SAID and out["streamed"].endswith(SAID) and out["thought"] == ""
     assert out["tools"] == [f"{GIVES} in Bern"]
     assert out["titles"] == {"completion": TITLE, "functions": TITLE}
-    assert len(out["tokens"]) == 2 and min(out["tokens"]) > 0
+    # of a custom endpoint it asks for no usage, and counts itself
+    assert len(out["tokens"]) == {"openAI": 0, "anthropic": 2}[provider]
