@@ -19,6 +19,7 @@ from tests.clients.open_webui import OpenWebUI, serving
 from tests.docs.pages import PAGES, PORT, block, section
 from tests.service.live import Live
 
+pytestmark = pytest.mark.timeout(600)  # Open WebUI alone starts for half a minute, or longer
 HERE, PACKAGES = Path(__file__).parent, Path(CLIENTS or "").resolve()
 QUESTION, GIVES, TITLE = "How warm is it in Bern?", "21 degrees", "Weather of Bern"
 MESSAGES = [{"role": "user", "content": QUESTION}]
