@@ -45,9 +45,9 @@ def run_at_home(folder: Path, *command: str, **environment: str) -> str:
 
 
 @contextmanager
-def answering(answer: Callable[[str], str]) -> Iterator[Live]:
+def answering(answer: Callable[[str], str], template: str = tool_templates.HERMES) -> Iterator[Live]:
     """Serve a model that answers the text of a prompt with what `answer` returns for it."""
-    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(tool_templates.HERMES, {}))
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
 
     def script(prompt: list[int], params: object, index: int) -> list[int]:
         said = answer(tokenizer.decode(prompt, skip_special_tokens=False))
