@@ -60,8 +60,9 @@ models: test-setup
 
 # Tries clients that are too large for every run: Claude Code, Codex CLI, OpenCode, Continue, LangChain and LangGraph
 # (LangChain in JavaScript, too), Vercel's AI SDK, LiteLLM, OpenAI's Agents SDK, PydanticAI, smolagents, Haystack,
-# LlamaIndex, AutoGen, Instructor, DSPy, Aider, lm-eval, GuideLLM. They are installed into .clients, 3 GB, by uv, since pip
-# takes minutes to find versions that go together; needs node and npm. Three minutes.
+# LlamaIndex, AutoGen, Instructor, DSPy, Aider, lm-eval, GuideLLM, Open WebUI (with Chromium; it wants Python 3.11 or 3.12)
+# and LibreChat's agents. They are installed into .clients, 5 GB, by uv, since pip takes minutes to find versions that go
+# together; needs node and npm. Five minutes.
 FRAMEWORKS = langchain langgraph langchain-openai litellm openai-agents 'pydantic-ai-slim[openai]' smolagents haystack-ai \
 	autogen-agentchat 'autogen-ext[openai]' instructor dspy
 UV = $(RUN)python -m uv pip install -q --python $(VENV)/bin/python
@@ -72,8 +73,10 @@ clients: test-setup
 	$(UV) --target .clients/aider aider-chat
 	$(UV) --target .clients/lm-eval 'lm-eval[api]'
 	$(UV) --target .clients/guidellm guidellm
+	$(UV) --target .clients/open-webui --override tests/clients/without_torch.txt open-webui
 	npm install --prefix .clients --no-audit --no-fund --silent @anthropic-ai/claude-code @openai/codex opencode-ai @continuedev/cli \
 		ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic @langchain/core @langchain/openai zod
+	npm install --prefix .clients/librechat --no-audit --no-fund --silent @librechat/agents librechat-data-provider
 	QUIRE_CLIENTS=.clients $(RUN)python -m pytest -q tests/clients
 
 # A real Ray with two nodes and two replicas on the CPU; Ray and what it needs are 0.4 GB, so they are no part of the

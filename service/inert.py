@@ -79,6 +79,7 @@ _ACCOUNTING = (
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
 _GIVEN_BACK = ("safety_identifier", "service_tier", "prompt_cache_key")  # with a response, so in its own type
+_NOT_PROMPT = "only the prompt is counted"
 _OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
 
 INERT: dict[str, tuple[Row, ...]] = {
@@ -165,6 +166,16 @@ INERT: dict[str, tuple[Row, ...]] = {
         Refused("mm_processor_kwargs", "inputs are text"),
     ),
     "CountTokensRequest": (
+        Inert("max_tokens", Annotated[int, Meta(ge=0)], _NOT_PROMPT),
+        Inert("stream", bool, _NOT_PROMPT),
+        Inert("temperature", Annotated[float, Meta(ge=0, le=1)], _NOT_PROMPT),
+        Inert("top_p", Annotated[float, Meta(ge=0, le=1)], _NOT_PROMPT),
+        Inert("top_k", Annotated[int, Meta(ge=0)], _NOT_PROMPT),
+        Inert("stop_sequences", Annotated[list[_Label], Meta(max_length=16)], _NOT_PROMPT),
+        Inert("metadata", _Anything, _NOT_PROMPT),
+        Inert("service_tier", Literal["auto", "standard_only"], _NOT_PROMPT),
+    ),
+    "PromptFields": (
         Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
     ),
     "InputItem": (

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,36 +44,54 @@ def run_at_home(folder: Path, *command: str, **environment: str) -> str:
     return done.stdout
 
 
+@contextmanager
+def answering(answer: Callable[[str], str], template: str = tool_templates.HERMES) -> Iterator[Live]:
+    """Serve a model that answers the text of a prompt with what `answer` returns for it."""
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+
+    def script(prompt: list[int], params: object, index: int) -> list[int]:
+        said = answer(tokenizer.decode(prompt, skip_special_tokens=False))
+        return tokenizer.encode(f"{said}<|end|>", add_special_tokens=False)
+
+    live = Live(tokenizer, script=script)
+    engine = live.engine  # agents have long prompts, here of a token a byte or two
+    engine._info = engine.info = replace(engine._info, max_model_len=400_000, num_blocks=40_000)
+    try:
+        yield live
+    finally:
+        assert live.end() == 0
+
+
+def call_of(tool: str, arguments: dict[str, Any]) -> str:
+    """Return a call as models write it."""
+    call = json.encode({"name": tool, "arguments": arguments}).decode()
+    call = call.replace('":', '": ').replace(',"', ', "')
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
 @pytest.fixture
 def serve_model() -> Iterator[Callable[..., Live]]:
     """A server whose model calls a tool until its prompt has what that gives, and then greets."""
-    made: list[Live] = []
+    with ExitStack() as servers:
 
-    def make(tool: str = "", arguments: dict[str, Any] | None = None, gives: str = "") -> Live:
-        tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(tool_templates.HERMES, {}))
-        call = json.encode({"name": tool, "arguments": arguments or {}}).decode()
-        call = call.replace('":', '": ').replace(',"', ', "')  # as models write it
-        texts = (f"I look.\n<tool_call>\n{call}\n</tool_call><|end|>", f"{SAID}<|end|>")
-        calling, greeting = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        def make(tool: str = "", arguments: dict[str, Any] | None = None, gives: str = "") -> Live:
+            calling = f"I look.\n{call_of(tool, arguments or {})}"
+            return servers.enter_context(answering(lambda prompt: SAID if gives in prompt else calling))
 
-        def script(prompt: list[int], params: object, index: int) -> list[int]:
-            knows = gives in tokenizer.decode(prompt, skip_special_tokens=False)
-            return greeting if knows else calling
+        yield make
 
-        live = Live(tokenizer, script=script)
-        made.append(live)
-        engine = live.engine  # agents have long prompts, here of a token a byte or two
-        engine._info = engine.info = replace(engine._info, max_model_len=400_000, num_blocks=40_000)
-        return live
 
-    yield make
-    for live in made:
-        assert live.end() == 0
+@contextmanager
+def embedding() -> Iterator[Live]:
+    """Serve a model that embeds."""
+    live = Live(Tokenizer(tiny_tokenizers.byte_level(), None), pooling=Pooling(normalize=True))
+    try:
+        yield live
+    finally:
+        live.end()
 
 
 @pytest.fixture
 def serve_embeddings() -> Iterator[Live]:
-    """A server of a model that embeds."""
-    live = Live(Tokenizer(tiny_tokenizers.byte_level(), None), pooling=Pooling(normalize=True))
-    yield live
-    live.end()
+    with embedding() as live:
+        yield live

@@ -93,6 +93,14 @@ def test_tools(calling: ollama.Client, stream: bool) -> None:
     assert calling.chat("tiny", [*HELLO, message, result], tools=[get_weather]).message.content == "I look."
 
 
+def test_a_call_comes_back_as_open_webui_sends_it(calling: ollama.Client) -> None:
+    call = {"index": 0, "id": "call_1", "function": {"name": "get_weather", "arguments": {"city": "Bern"}}}
+    result = {"role": "tool", "content": get_weather("Bern"), "tool_call_id": "call_1"}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call], "content": ""}, result]
+    reply = calling._client.post("/api/chat", json={"model": "tiny", "messages": messages, "stream": False})
+    assert reply.is_success, reply.text
+
+
 def objects_of(reply: Reply) -> list[dict[str, Any]]:
     assert reply.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in reply.body.decode().removesuffix("\n").split("\n")]

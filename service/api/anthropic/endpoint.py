@@ -12,7 +12,7 @@ from quire.engine.errors import FieldError
 from quire.service.api.answers import Answer
 from quire.service.api.anthropic.events import MessageAnswer, MessageEncoder
 from quire.service.api.anthropic.history import beginning
-from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.service.api.anthropic.protocol import CountTokensRequest, MessagesRequest, PromptFields
 from quire.service.api.anthropic.replies import TokenCount
 from quire.service.api.anthropic.translation import chat_request, ignored_fields, prompt_request
 from quire.service.api.chat import generate, prompt_text, prompt_tokens
@@ -71,7 +71,7 @@ async def _begin(state: ServerState, request: Request, body: MessagesRequest) ->
     )
 
 
-def _translated(state: ServerState, request: Request, body: CountTokensRequest) -> ChatRequest:
+def _translated(state: ServerState, request: Request, body: PromptFields) -> ChatRequest:
     """Note what has no effect, too. Raises ApiError 400."""
     _, tokenizer, _ = state.serving()
     template = tokenizer.chat_template

@@ -10,7 +10,7 @@ import msgspec
 from quire.engine.errors import FieldError
 from quire.service.api.anthropic.protocol import (
     AnthropicMessage,
-    CountTokensRequest,
+    PromptFields,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -29,7 +29,7 @@ def system_prompt(given: str | Sequence[TextBlock] | None) -> str:
     return _ATTRIBUTION.sub("", text, count=1) if _ATTRIBUTION.match(text) else text
 
 
-def beginning(body: CountTokensRequest) -> str:
+def beginning(body: PromptFields) -> str:
     """Return how the answer begins: a last message of the assistant's is gone on from."""
     last = body.messages[-1]
     if last.role != "assistant" or not all(isinstance(block, TextBlock) for block in last.blocks):
@@ -37,7 +37,7 @@ def beginning(body: CountTokensRequest) -> str:
     return _joined(block.text for block in last.blocks if isinstance(block, TextBlock))
 
 
-def chat_messages(body: CountTokensRequest) -> list[Message]:
+def chat_messages(body: PromptFields) -> list[Message]:
     """Return all but what `beginning` does. Turns of one role are one. Raises FieldError."""
     system = system_prompt(body.system)
     said = [Message(role="system", content=system)] if system else []

@@ -184,7 +184,7 @@ class ContextManagement(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     edits: Annotated[list[ContextEdit], Meta(max_length=16)] | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What decides the prompt."""
 
     INERT: ClassVar[tuple[str, ...]] = ("cache_control", "context_management", "speed")
@@ -208,9 +208,13 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     ) = None
 
 
-class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
+    """How long is the prompt of a request, which may come as a whole?"""
+
+
+class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
     INERT: ClassVar[tuple[str, ...]] = (
-        *CountTokensRequest.INERT,
+        *PromptFields.INERT,
         *("metadata", "service_tier", "inference_geo", "user_profile_id", "workspace_id"),
     )
 

@@ -11,11 +11,11 @@ from quire.engine.errors import FieldError
 from quire.service.api.anthropic.history import chat_messages
 from quire.service.api.anthropic.protocol import (
     AnyChoice,
-    CountTokensRequest,
     MessagesRequest,
     NamedChoice,
     NoChoice,
     OwnTool,
+    PromptFields,
     RedactedThinkingBlock,
     ThinkingOff,
     ThinkingOn,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _OWN = (None, "custom")
 
 
-def prompt_request(body: CountTokensRequest, template: ChatTemplate | None) -> ChatRequest:
+def prompt_request(body: PromptFields, template: ChatTemplate | None) -> ChatRequest:
     """Return what decides the prompt, and what the answer must be. Raises FieldError."""
     tools = [_as_tool(tool) for tool in own_tools(body.tools or (), _OWN, OwnTool)]
     choice = _choice(body, tools)
@@ -68,7 +68,7 @@ def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int) -> ChatR
     )
 
 
-def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> Iterator[str]:
+def ignored_fields(body: PromptFields, template: ChatTemplate | None) -> Iterator[str]:
     """Name what had no effect."""
     yield from (name for name in body.INERT if getattr(body, name, None) is not None)
     blocks = [block for message in body.messages for block in message.blocks]
@@ -89,7 +89,7 @@ def ignored_fields(body: CountTokensRequest, template: ChatTemplate | None) -> I
         yield "thinking"
 
 
-def _thinking(body: CountTokensRequest, template: ChatTemplate | None) -> TemplateArguments | None:
+def _thinking(body: PromptFields, template: ChatTemplate | None) -> TemplateArguments | None:
     """Return what the model's chat template is told, if it can be; adaptive is as the template has it."""
     given = isinstance(body.thinking, ThinkingOn | ThinkingOff)
     if not given or template is None or not template.mentions("enable_thinking"):
@@ -97,7 +97,7 @@ def _thinking(body: CountTokensRequest, template: ChatTemplate | None) -> Templa
     return TemplateArguments(enable_thinking=isinstance(body.thinking, ThinkingOn))
 
 
-def _effort(body: CountTokensRequest, template: ChatTemplate | None) -> ReasoningEffort | None:
+def _effort(body: PromptFields, template: ChatTemplate | None) -> ReasoningEffort | None:
     """Return it where the model's chat template has a use for it."""
     can_be_asked = template is not None and template.mentions("reasoning_effort")
     return body.output_config.effort if body.output_config is not None and can_be_asked else None
@@ -110,7 +110,7 @@ def _as_tool(tool: OwnTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _choice(body: CountTokensRequest, tools: list[Tool]) -> ToolChoice | None:
+def _choice(body: PromptFields, tools: list[Tool]) -> ToolChoice | None:
     match body.tool_choice:
         case NamedChoice(name=name):
             if tools and name not in {tool.function.name for tool in tools}:
@@ -125,5 +125,5 @@ def _choice(body: CountTokensRequest, tools: list[Tool]) -> ToolChoice | None:
     return None
 
 
-def _only_one(body: CountTokensRequest) -> bool:
+def _only_one(body: PromptFields) -> bool:
     return getattr(body.tool_choice, "disable_parallel_tool_use", None) is True

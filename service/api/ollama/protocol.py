@@ -23,6 +23,7 @@ _NOT_SAMPLED = "Without effect here: nothing is sampled"
 _NEUTRAL = "Only the value that is without effect"
 
 Count = Annotated[int, Meta(ge=-1, le=1 << 31, description=_INERT)]
+CallIndex = Annotated[int, Meta(ge=0, le=1 << 16, description=_INERT)]
 Label = Annotated[str, Meta(max_length=256)]
 One = Annotated[float, Meta(ge=1, le=1, description=_NEUTRAL)]
 KeepAlive = Annotated[float | Label, Meta(description="Without effect here: the model stays loaded")]
@@ -89,13 +90,14 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CalledWith(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: dict[str, Any]
-    index: Annotated[int, Meta(ge=0, le=1 << 16, description=_INERT)] | None = None
+    index: CallIndex | None = None
 
 
 class OllamaCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     function: CalledWith
     id: CallId | None = None
     type: Literal["function"] | None = None
+    index: CallIndex | None = None  # Open WebUI has it here
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
