@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quire-registry-") as folder:
         server = RedisServer(Path(folder))
         try:
-            costs = measure(server.client, f"{server.url}?socket_timeout=60", arguments.blocks)
+            costs = measure(server, arguments.blocks)
             for count in arguments.replicas:
                 fleets.append(measure_fleet(server, costs, count, arguments.blocks, arguments.rate))
                 gc.collect()

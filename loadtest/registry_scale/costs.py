@@ -1,4 +1,4 @@
-"""What the registry's commands cost a Redis: its own time, its memory, and how long a caller waits."""
+"""What the registry's commands cost a Redis: its CPU time, its memory, and how long a caller waits."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import redis
 
 from quire.engine.config import RegistryConfig
 from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import LOOKUP, REPLICAS, Keys, Load, Registry
+from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.router.directory import FIELDS
 
 BATCH = 512  # digests in a publication
 PROMPT = 512  # blocks of the prompt that is looked up
 PROBES = 10  # members that a bisection of so many asks for, where it does not end with the first
-ROUNDS = 20
+ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class RedisCosts:
-    """Microseconds are of Redis' one thread, as its own statistics count them; waits are a caller's."""
+    """Microseconds are CPU time of Redis' one thread, sockets and all; waits are a caller's."""
 
     publish_us: float  # that changes nothing
     change_us: float  # more for each digest that is added or removed
@@ -51,31 +49,31 @@ class RedisCosts:
         return self.lookup_us + replicas * self.listed_us
 
 
-def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
+def measure(server: RedisServer, blocks: int) -> RedisCosts:
     """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after."""
-    client.flushall()
-    fleet = _Fleet(client, url)
+    server.client.flushall()
+    fleet = _Fleet(server)
     few, many = 16, 64
-    empty = _used(client)
+    empty = server.used_bytes()
     fleet.join(few)
-    first = _timed(client, "eval", fleet.heartbeat)
-    changed = _timed(client, "eval", fleet.change)
-    nothing_few = _timed(client, "eval_ro", fleet.look_up)
-    listed_few = _timed(client, "eval_ro", fleet.list_replicas)
+    first = _timed(server, fleet.heartbeat)
+    changed = _timed(server, fleet.change)
+    nothing_few = _timed(server, fleet.look_up)
+    listed_few = _timed(server, fleet.list_replicas)
     fleet.join(many - few)
-    replica_bytes = (_used(client) - empty) / many
-    nothing_many = _timed(client, "eval_ro", fleet.look_up)
-    listed_many = _timed(client, "eval_ro", fleet.list_replicas)
+    replica_bytes = (server.used_bytes() - empty) / many
+    nothing_many = _timed(server, fleet.look_up)
+    listed_many = _timed(server, fleet.list_replicas)
     fleet.hold_the_prompt()
-    found_many = _timed(client, "eval_ro", fleet.look_up)
-    before = _used(client)
+    found_many = _timed(server, fleet.look_up)
+    before = server.used_bytes()
     fleet.fill(blocks)
-    block_bytes = (_used(client) - before) / blocks
-    client.flushall()
+    block_bytes = (server.used_bytes() - before) / blocks
+    server.client.flushall()
     replica_us = max(0.0, (nothing_many.us - nothing_few.us) / (many - few))
     return RedisCosts(
         publish_us=first.us,
-        change_us=(changed.us - first.us) / (2 * BATCH),
+        change_us=max(0.0, changed.us - first.us) / (2 * BATCH),
         lookup_us=max(0.0, nothing_few.us - few * replica_us),
         replica_us=replica_us,
         probe_us=max(0.0, found_many.us - nothing_many.us) / (many * PROBES),
@@ -96,9 +94,9 @@ class _Timed:
 class _Fleet:
     """Replicas of one deployment, by the code with which a replica publishes."""
 
-    def __init__(self, client: redis.Redis, url: str) -> None:
-        self._client = client
-        self._url = url
+    def __init__(self, server: RedisServer) -> None:
+        self._client = server.client
+        self._url = f"{server.url}?socket_timeout=60"
         self._deployment = Deployment(
             model="m", revision="r", tokenizer="t", block_size=16, dtype="bfloat16", seed="s"
         )
@@ -148,27 +146,20 @@ class _Fleet:
         self._replicas[at].publish(self._seqs[at], added, removed, Load(blocks=1), anew=anew)
 
 
-def _timed(client: redis.Redis, command: str, call: Callable[[], None]) -> _Timed:
-    """Return what a call costs Redis, and how long it is waited for: of ROUNDS, the median."""
+def _timed(server: RedisServer, call: Callable[[], None]) -> _Timed:
+    """Return what a call costs Redis, of ROUNDS the mean, and how long it is waited for, the median."""
     call()  # the script is compiled, connections are made
-    costs, waits = [], []
+    waits = []
+    before = server.cpu_seconds()
     for _ in range(ROUNDS):
-        client.config_resetstat()
         begin = time.perf_counter()
         call()
         waits.append((time.perf_counter() - begin) * 1e6)
-        statistics: Any = client.info("commandstats")
-        costs.append(float(statistics[f"cmdstat_{command}"]["usec"]))
-    return _Timed(_median(costs), _median(waits))
+    return _Timed((server.cpu_seconds() - before) / ROUNDS * 1e6, _median(waits))
 
 
 def _median(numbers: Sequence[float]) -> float:
     return sorted(numbers)[len(numbers) // 2]
-
-
-def _used(client: redis.Redis) -> int:
-    memory: Any = client.info("memory")
-    return int(memory["used_memory"])
 
 
 def _digests(count: int) -> list[Digest]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 from quire.engine.registry.publisher import BATCH
 from quire.engine.registry.redis import MAX_REPLICAS
@@ -45,7 +44,7 @@ class FleetSize:
     lookups_a_second: float
     lookup_us: float  # of Redis' time, as measured before
     redis_share: float  # of a core, that it was asked for
-    counted_share: float  # the same commands on the real Redis behind the simulation, by its own count
+    spent_share: float  # that the real Redis behind the simulation took for the same, in CPU time
     memory_gb: float
     whole_again_seconds: float  # of Redis' time, to take everything anew
     choice_ms: float  # of a router's time, for one request
@@ -61,7 +60,7 @@ def measure_fleet(
 ) -> FleetSize:
     """Simulate one on an empty Redis that nobody else uses; `rate`: requests a second and replica."""
     held, requests_a_second = min(blocks, MAX_HELD // replicas), rate * replicas
-    empty = _used(server)
+    empty = server.used_bytes()
     with Simulation(
         server.url,
         costs,
@@ -72,18 +71,18 @@ def measure_fleet(
         question_blocks=FRESH_BLOCKS,
         filled=held,
     ) as simulation:
-        memory = _used(server) - empty + replicas * (blocks - held) * costs.block_bytes
+        memory = server.used_bytes() - empty + replicas * (blocks - held) * costs.block_bytes
         simulation.settle(LEASE / 3 + 1)  # until routers know all, who are listed in the order of heartbeats
         shared = simulation.tokens(SHARED_BLOCKS)
         own = PREFIX_BLOCKS - SHARED_BLOCKS
         prefixes = [shared + simulation.tokens(own) for _ in range(PREFIXES_EACH * replicas)]
         simulation.arrive(prefixes, requests_a_second, are_repeats=False)
         rounds = math.ceil(least_requests / len(prefixes))
-        server.client.config_resetstat()
+        busy = server.cpu_seconds()
         begin, before = simulation.now, replace(simulation.redis.asked)
         hits = _ask_again(simulation, prefixes, rounds, requests_a_second)
         seconds, asked = simulation.now - begin, simulation.redis.asked.since(before)
-        counted_us = _counted(server)
+        busy = server.cpu_seconds() - busy
         requests = [each.requests for each in simulation.servers.values()]
         unanswered = sum(router.unanswered for router in simulation.routers) / sum(requests)
         _churn(simulation, rounds * PREFIXES_EACH / rate)
@@ -106,7 +105,7 @@ def measure_fleet(
         lookups_a_second=round(asked.lookups / seconds, 1),
         lookup_us=round(asked.lookup_us / max(1, asked.lookups), 1),
         redis_share=round(asked.us / 1e6 / seconds, 4),
-        counted_share=round(counted_us / 1e6 / seconds, 4),
+        spent_share=round(busy / seconds, 4),
         memory_gb=round(memory / 1e9, 3),
         whole_again_seconds=round(again / 1e6, 2),
         choice_ms=round(1e3 * choosing / choices, 3),
@@ -137,17 +136,6 @@ def _churn(simulation: Simulation, seconds: float) -> None:
         simulation.later(rng.uniform(0, seconds), partial(die, server))
     for server in rng.choices(staying, k=restarts):
         simulation.later(rng.uniform(0, seconds), partial(simulation.restart, server))
-
-
-def _used(server: RedisServer) -> int:
-    memory: Any = server.client.info("memory")
-    return int(memory["used_memory"])
-
-
-def _counted(server: RedisServer) -> float:
-    """Return the microseconds of the registry's commands since Redis' statistics were reset."""
-    statistics: Any = server.client.info("commandstats")
-    return sum(float(statistics.get(f"cmdstat_{name}", {}).get("usec", 0)) for name in ("eval", "eval_ro"))
 
 
 @dataclass(frozen=True, slots=True)
