@@ -23,7 +23,7 @@ LEAST_REQUESTS = 1000  # that hits are counted of, before churn and in it
 RESTARTS_A_SECOND = 0.02  # of each replica
 DEATHS_A_SECOND = 0.01  # of each replica, in whose place another one joins
 ROUTER_REQUESTS = 100  # a second, that one router process is for
-MAX_HELD = 5_000_000  # blocks that are simulated at once: each takes some 600 bytes of this process
+JOINS = 50  # replicas that are filled before it is told how far it is
 BUSY = 0.7  # of one thread's time, above which waits grow quickly
 
 
@@ -32,7 +32,7 @@ class FleetSize:
     """A fleet of one registry. Redis' share is of one core: it has one thread for commands."""
 
     replicas: int
-    held_blocks: int  # that each replica really has in the simulation and in Redis
+    blocks: int  # of all replicas, as Redis counts them
     routers: int
     hits: float  # of repeats that found their prefix
     hits_in_churn: float  # while replicas begin anew, end and join
@@ -43,7 +43,7 @@ class FleetSize:
     changes_a_second: float
     lookups_a_second: float
     lookup_us: float  # of Redis' time, as measured before
-    redis_share: float  # of a core, that it was asked for
+    redis_share: float  # of a core, that all it was asked for comes to by the measured costs
     spent_share: float  # that the real Redis behind the simulation took for the same, in CPU time
     memory_gb: float
     whole_again_seconds: float  # of Redis' time, to take everything anew
@@ -57,26 +57,34 @@ def measure_fleet(
     blocks: int,
     rate: float,
     least_requests: int = LEAST_REQUESTS,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> FleetSize:
-    """Simulate one on an empty Redis that nobody else uses; `rate`: requests a second and replica."""
-    held, requests_a_second = min(blocks, MAX_HELD // replicas), rate * replicas
+    """Simulate one on an empty Redis that nobody else uses.
+
+    blocks: that each replica has, in Redis too. rate: requests a second and replica. tell: is told how far
+    it is.
+    """
+    requests_a_second = rate * replicas
     empty = server.used_bytes()
     with Simulation(
         server.url,
         costs,
-        replicas,
-        held,
+        0,
+        blocks,
         seed=replicas,
         num_routers=math.ceil(requests_a_second / ROUTER_REQUESTS),
         question_blocks=FRESH_BLOCKS,
-        filled=held,
     ) as simulation:
-        memory = server.used_bytes() - empty + replicas * (blocks - held) * costs.block_bytes
+        while (joined := len(simulation.servers)) < replicas:
+            tell(f"{joined:,} of {replicas:,} replicas hold {blocks:,} blocks each")
+            simulation.join(min(JOINS, replicas - joined), filled=blocks)
+        memory, held = server.used_bytes() - empty, server.count_blocks("*")
         simulation.settle(LEASE / 3 + 1)  # until routers know all, who are listed in the order of heartbeats
         shared = simulation.tokens(SHARED_BLOCKS)
         own = PREFIX_BLOCKS - SHARED_BLOCKS
         prefixes = [shared + simulation.tokens(own) for _ in range(PREFIXES_EACH * replicas)]
         simulation.arrive(prefixes, requests_a_second, are_repeats=False)
+        tell(f"each of {len(prefixes):,} prefixes has been asked for once")
         rounds = math.ceil(least_requests / len(prefixes))
         busy = server.cpu_seconds()
         begin, before = simulation.now, replace(simulation.redis.asked)
@@ -85,6 +93,7 @@ def measure_fleet(
         busy = server.cpu_seconds() - busy
         requests = [each.requests for each in simulation.servers.values()]
         unanswered = sum(router.unanswered for router in simulation.routers) / sum(requests)
+        tell(f"{100 * hits:.1f} % of the repeats hit")
         _churn(simulation, rounds * PREFIXES_EACH / rate)
         hits_in_churn = _ask_again(simulation, prefixes, rounds, requests_a_second)
         choices = sum(router.choices for router in simulation.routers)
@@ -93,7 +102,7 @@ def measure_fleet(
     again = replicas * costs.publishing(math.ceil(blocks / BATCH), blocks)
     return FleetSize(
         replicas=replicas,
-        held_blocks=held,
+        blocks=held,
         routers=len(simulation.routers),
         hits=round(hits, 4),
         hits_in_churn=round(hits_in_churn, 4),
