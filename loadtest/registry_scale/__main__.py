@@ -26,7 +26,7 @@ from quire.loadtest.servers.redis_server import RedisServer
 
 def main() -> None:
     parser = command_parser(__doc__)
-    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 250, 1000])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 125, 250, 1000])
     parser.add_argument("--blocks", type=int, default=50_000, help="that a replica has")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second and replica")
     parser.add_argument("--json", type=Path)
