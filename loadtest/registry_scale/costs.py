@@ -54,8 +54,8 @@ class RedisCosts:
 def measure(server: RedisServer, blocks: int) -> RedisCosts:
     """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after.
 
-    Its replicas have so many blocks each, at least BATCH. No two commands are about the same ones, which would
-    find all in the processor's caches, as those of a fleet do not.
+    Its replicas have so many blocks each, at least BATCH. No two commands are about the same blocks: the
+    second would find them in the processor's caches.
     """
     fleet = _Fleet(server)
     fleet.join(FEW)

@@ -31,9 +31,7 @@ class ReplicaProcess:
     The prefix cache, the journal that follows it and the publisher are the engine's own.
     """
 
-    def __init__(
-        self, registry: Registry, capacity: int, clock: Callable[[], float], old: OldBlocks
-    ) -> None:
+    def __init__(self, registry: Registry, capacity: int, clock: Callable[[], float], old: OldBlocks) -> None:
         """Begin with a cache of `old` blocks, and its publication."""
         self.running = 0
         self._capacity = capacity
