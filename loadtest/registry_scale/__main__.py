@@ -4,12 +4,13 @@
 
 Measures what the registry's commands cost a real Redis on loopback, in CPU time. Then replicas publish what
 their caches do and routers look up and place requests, all by their own code and through such a Redis, on
-virtual time in which each command takes what it was measured to. TODO minutes and 8 GB.
+virtual time in which each command takes what it was measured to. Five minutes of CPU time and 7 GB.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second and replica")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    logging.getLogger("quire").setLevel(logging.ERROR)  # routers warn of what is meant to happen here
     gc.disable()  # millions of objects would be looked at again and again
     begin = time.monotonic()
 
