@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench ptx evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench gpu-shapes ptx evaluation evaluation-gpu clean
 
 PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -129,6 +129,10 @@ gpu-test:
 # tests/kernels/ptx_digests.json. WRITE=--write writes them anew. No GPU.
 ptx: test-setup
 	$(RUN)python tests/kernels/ptx_digests.py $(WRITE)
+
+# How near decode steps of ten real configurations, and of three with experts, come to what their bytes allow.
+gpu-shapes:
+	$(QUIRE_PYTHON) -m quire.loadtest.gpu_shapes --json loadtest/results/shapes.json
 
 gpu-bench:
 	$(QUIRE_PYTHON) -m quire.loadtest.gpu_bench

@@ -99,12 +99,16 @@ COMMON = {
 def write_model_folders(root: Path) -> None:
     """Write a folder a config: config.json, a byte-level tokenizer padded to the vocabulary, no weights."""
     for name, config in CONFIGS.items():
-        folder = root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps({**COMMON, **config}, indent=1))
-        _byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
-        special = {"bos_token": "<s>", "eos_token": "</s>"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(special))
+        write_model_folder(root / name, config)
+
+
+def write_model_folder(folder: Path, config: dict[str, Any]) -> None:
+    """Write the folder of one config, which gives what COMMON does not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**COMMON, **config}, indent=1))
+    _byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
 
 
 def _byte_tokenizer(vocab_size: int) -> Tokenizer:

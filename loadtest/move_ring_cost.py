@@ -58,6 +58,9 @@ print(json.dumps({"step_us": 1e6 * statistics.median(whole), "host_us": 1e6 * st
 class NoRing(MoveRing):
     """Hears of nothing."""
 
+    def begin_step(self, now: float, num_waiting: int) -> None:
+        pass
+
     def note(self, *move: object) -> None:
         pass
 
@@ -65,6 +68,9 @@ class NoRing(MoveRing):
         pass
 
     def mark(self, *move: object) -> None:
+        pass
+
+    def mark_pair(self, *move: object) -> None:
         pass
 
 

@@ -6,6 +6,7 @@ same texts, position by position. So one difference does not lead to others.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -42,6 +43,30 @@ CONFIG: dict[str, Any] = {
     "dtype": "bfloat16",
     "bos_token_id": 0,
     "eos_token_id": 1,
+}
+EXPERTS = {"intermediate_size": 1024, "num_experts_per_tok": 4, "num_hidden_layers": 4}
+# By transformers' code, with and without experts: what is not said is as above.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": CONFIG,
+    "qwen3_moe": CONFIG
+    | EXPERTS
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 512,
+        "num_experts": 32,
+        "norm_topk_prob": True,
+    },
+    "gpt_oss": CONFIG
+    | EXPERTS
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "head_dim": 64,
+        "num_local_experts": 16,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }
 Text = tuple[list[int], list[int], list[float]]  # prompt, tokens, and the log-probability of each
 
@@ -95,18 +120,21 @@ def answers(core: EngineCore, asked: list[Request]) -> dict[int, list[Output]]:
     return found
 
 
-def start(folder: Path, ranks: int, device: str, *, nccl_alone: bool = False) -> EngineCore:
+def start(folder: Path, ranks: int, arguments: argparse.Namespace) -> EngineCore:
     config = EngineConfig(
         model=str(folder),
-        device="cpu" if device == "cpu" else "cuda",
+        device=arguments.device,
+        dtype=arguments.dtype,
         load_format="dummy",
+        model_impl=arguments.model_impl,
         max_num_seqs=32,
         max_num_batched_tokens=512,
         num_gpu_blocks_override=300 if ranks > 1 else None,
         preemption_mode="swap",
         swap_space=1.0,
         tensor_parallel_size=ranks,
-        disable_custom_all_reduce=nccl_alone,
+        enable_expert_parallel=arguments.enable_expert_parallel and ranks > 1,
+        disable_custom_all_reduce=arguments.disable_custom_all_reduce,
     )
     return start_with_graphs(config)[0]
 
@@ -116,28 +144,37 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=2, help="ranks beside one; 2 if left out")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--disable-custom-all-reduce", action="store_true", help="have NCCL sum alone")
+    parser.add_argument("--model", choices=CONFIGS, default="llama", help="its kind; a small one of it runs")
+    parser.add_argument("--model-impl", choices=("auto", "native", "transformers"), default="auto")
+    parser.add_argument("--enable-expert-parallel", action="store_true", help="each rank has experts whole")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--json", type=Path, help="add a line with the figures to this file")
     parser.add_argument("--texts", type=Path, help="compare these texts, which all ranks gave, with one's")
     arguments = parser.parse_args()
     configure_logging()  # which says by what sums go
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
+        (folder / "config.json").write_text(json.dumps(CONFIGS[arguments.model]))
         if arguments.texts is not None:
             texts = msgspec.json.decode(arguments.texts.read_bytes(), type=list[Text])
-            figures = compare(start(folder, 1, arguments.device), texts)
+            figures = {"model": arguments.model, **compare(start(folder, 1, arguments), texts)}
         else:
-            nccl_alone = arguments.disable_custom_all_reduce
-            core = start(folder, arguments.size, arguments.device, nccl_alone=nccl_alone)
+            core = start(folder, arguments.size, arguments)
             again = folder / "texts.json"
             again.write_bytes(msgspec.json.encode(generate(core)))
             assert core.stats.preemptions_swap, "no row yielded"
-            command = [sys.executable, "-m", "quire.loadtest.rank_equality", "--device", arguments.device]
             del core  # the other ranks, too
-            rest = ["--texts", str(again), *(["--json", str(arguments.json)] if arguments.json else [])]
-            return subprocess.run([*command, *rest], check=False).returncode
+            command = [
+                sys.executable,
+                "-m",
+                "quire.loadtest.rank_equality",
+                *sys.argv[1:],
+                "--texts",
+                str(again),
+            ]
+            return subprocess.run(command, check=False).returncode
     add_line(figures, arguments.json)
-    right = max(figures["most_difference"], figures["most_preferred"]) <= TOLERANCE
+    right = max(float(figures["most_difference"]), float(figures["most_preferred"])) <= TOLERANCE
     print("equal within rounding" if right else f"NOT equal: more than {TOLERANCE} apart")
     return 0 if right else 1
 

@@ -20,7 +20,7 @@ def causes(times: RequestTimes, total: float, name_of: NameOf) -> Iterator[Cause
     """Tell all of one request, which has taken `total` seconds."""
     several = len(times.engine_requests) > 1
     for at, number in enumerate(times.engine_requests):
-        record = times.records.get(number)
+        record = times.record(number)
         if record is not None:
             for cause in _of_engine(record, times, name_of):
                 if several:

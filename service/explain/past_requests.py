@@ -48,7 +48,7 @@ class PastRequests:
         times = self._by_number.get(record.request_id)
         if times is None:
             return
-        times.records[record.request_id] = record
+        times.note(record)
         key = times.tenant, times.request_id
         size = self._sizes.remove(times.tenant, key)
         self._sizes.add(times.tenant, key, size + len(record.spans))

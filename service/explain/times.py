@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from quire.engine.records import RequestRecord
 from quire.service.explain.trace_context import TraceContext
 
 Status = Literal["running", "finished", "aborted", "failed"]
+
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(RequestRecord)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +39,7 @@ class RequestTimes:
     output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     engine_requests: list[int] = field(default_factory=list)  # one a prompt
-    records: dict[int, RequestRecord] = field(default_factory=dict)  # of those that have ended there
+    records: dict[int, bytes] = field(default_factory=dict)  # of those that have ended there: `note`
 
     @property
     def is_whole(self) -> bool:
@@ -43,7 +47,20 @@ class RequestTimes:
         known = len(self.records) == len(self.engine_requests)
         return self.ended is not None and (known or self.status == "failed")
 
+    def note(self, record: RequestRecord) -> None:
+        """Keep what the engine told of one of its requests that has ended.
+
+        In one piece: dozens of small objects that stay for minutes take more memory, and hold on to that of
+        all that lived beside them.
+        """
+        self.records[record.request_id] = _ENCODER.encode(record)
+
+    def record(self, number: int) -> RequestRecord | None:
+        """Return the record of the engine's request `number`, if that has ended."""
+        packed = self.records.get(number)
+        return None if packed is None else _DECODER.decode(packed)
+
     @property
     def decisive(self) -> RequestRecord | None:
         """Return the record of the prompt that was ready last: the answer waited for it."""
-        return max(self.records.values(), key=lambda record: record.ended, default=None)
+        return max(map(_DECODER.decode, self.records.values()), key=lambda record: record.ended, default=None)

@@ -19,7 +19,7 @@ def why(times: RequestTimes, now: float, name_of: NameOf) -> WhyReply:
     preemptions = [
         _preemption(each, times.began, name_of)
         for number in times.engine_requests
-        if (record := times.records.get(number)) is not None
+        if (record := times.record(number)) is not None
         for each in record.preemptions
     ]
     cached = times.cached_tokens

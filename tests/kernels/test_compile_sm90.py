@@ -304,12 +304,13 @@ def plain_variants() -> dict[str, Case]:
     qk_heads |= {"dequantized_ptr": None}
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
     variants["qkv_to_cache_fp12"] = variants["qkv_to_cache_fp8"]
-    linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 2048, "ADDED": True}
-    gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "GATED": True, "ADDED": False, "bias": None}
+    linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 1024, "ADDED": True}
+    gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "CHUNK": 512}
+    gate_up |= {"GATED": True, "ADDED": False, "bias": None}
     linear |= {"GATED": False, "bias": None, "norm": None}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
-        "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 8}),
+        "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}

@@ -17,7 +17,7 @@ from products import (
 
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.gpu import NO_GPU
-from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.gemv import Tiles, linear_of_one, tiles_of_one
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.linear.skinny import linear_of_few
@@ -191,6 +191,17 @@ def test_widths_decide_what_is_fused(gpu):
 
 def test_nothing_is_fused_without_a_gpu():
     assert most_fused_tokens(NO_GPU, layer_of(1024, (2048, 3072), 4096, torch.bfloat16)) == 0
+
+
+def test_one_token_asks_for_few_columns_that_are_not_there():
+    assert tiles_of_one(6144, 4096, gated=False) == Tiles(rows=4, chunk=1024, held=8)
+    assert tiles_of_one(6144, 2560, gated=False) == Tiles(rows=4, chunk=512, held=16)
+    assert tiles_of_one(1024, 3072, gated=False) == Tiles(rows=4, chunk=2048, held=8)  # few programs
+    assert tiles_of_one(9728, 2560, gated=True) == Tiles(rows=1, chunk=512, held=16)
+    assert tiles_of_one(3072, 48, gated=True) == Tiles(rows=2, chunk=64, held=16)
+    for columns in range(128, 20000, 128):
+        asked = tiles_of_one(8192, columns, gated=False).chunk
+        assert -(-columns // asked) * asked <= max(1.35 * columns, columns + 384)
 
 
 def test_a_transposed_weight_is_refused(device):

@@ -93,6 +93,20 @@ def test_ranks_hold_their_share_only_and_draw_what_one_draws(tmp_path: Path) -> 
     }  # fmt: skip
 
 
+def test_ranks_draw_the_vectors_that_one_draws_by_chance(tmp_path: Path) -> None:
+    save_tiny("gpt_oss", tmp_path)
+    torch.manual_seed(0)
+    expected = dict(load(tmp_path, None, "dummy")[0]._decoder.named_parameters())
+    sinks, router = "layers.0.self_attn.sinks", "layers.0.mlp.router.bias"
+    assert expected[sinks].abs().sum() > 0 and expected[router].abs().sum() > 0
+    half = len(expected[sinks]) // 2
+    for rank in range(2):
+        torch.manual_seed(rank + 1)  # as processes of their own have it
+        found = dict(load(tmp_path, rank, "dummy")[0]._decoder.named_parameters())
+        assert torch.equal(found[router], expected[router])
+        assert torch.equal(found[sinks], expected[sinks][rank * half : (rank + 1) * half])
+
+
 @pytest.mark.parametrize(
     ("kind", "ranks", "reason"),
     [

@@ -290,7 +290,7 @@ def test_what_takes_time_beside_the_steps() -> None:
         Span("masks", 7.0, 1.0, 0, 4),
     ]
     told.ended = 8.0
-    times.records[0] = told
+    times.note(told)
     reply = why(times, 9.0, lambda number: None)
     assert sum(span.ms for span in reply.spans) == reply.total_ms == 9000.0
     found = {each.kind: each for each in reply.causes}

@@ -18,6 +18,7 @@ from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import build, decoder_name
+from quire.engine.models.general.dummy import draw_matrices, draw_vectors
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.modules import HeadModule
@@ -161,7 +162,8 @@ def load_general(
                 attn_implementation=NAME,
                 experts_implementation=_experts(device),
             )
-        _draw(causal, dummy_seed, device)
+        draw_matrices(causal, dummy_seed, device)
+        draw_vectors(causal, dummy_seed, device, {})
     causal.eval().requires_grad_(False)
     adapt(causal)
     if device.type == "cuda":
@@ -203,6 +205,7 @@ def _load_shares(
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
+        draw_vectors(causal, dummy_seed, device, found[0].held)
     causal.__class__ = cls
     if ranks.rank:
         parameters = dict(causal.named_parameters(remove_duplicate=False))
@@ -237,11 +240,3 @@ def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
     if problems:
         rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")
-
-
-def _draw(causal: nn.Module, seed: int, device: torch.device) -> None:
-    """Fill matrices with normal noise, std 0.02, the same for a seed; vectors keep their initial values."""
-    generator = torch.Generator(device).manual_seed(seed)
-    for weight in causal.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(std=0.02, generator=generator)

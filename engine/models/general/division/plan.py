@@ -6,6 +6,7 @@ parameters that no module of the plan has.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -48,13 +49,30 @@ class Undividable(ValueError):
 
 def styles_of(model: Any) -> dict[str, str]:
     """Return the style of each module and parameter of a causal model that has one, by its full name."""
-    styles: dict[str, str] = model._expand_parallel_plan((model.tp_plan or {}) | _ours(model))
+    styles = _by_full_name(model, (model.tp_plan or {}) | _ours(model))
     for name, style in list(styles.items()):
         if name.endswith(".gate_up_proj") and style in GATHERED and f"{name}.weight" in styles:
             down = f"{name.removesuffix('gate_up_proj')}down_proj"
             if styles.get(down) in SPLIT:  # it need not be gathered in between
                 packed = styles.keys() & {name, f"{name}.weight", f"{name}.bias"}
                 styles |= dict.fromkeys(packed, PACKED_OUTPUTS)
+    return styles
+
+
+def _by_full_name(model: nn.Module, plan: dict[str, str]) -> dict[str, str]:
+    """Return a plan's styles, whose names have an asterisk for a layer's number, by the names of modules.
+
+    And by those of parameters: what the plan says of a module holds for its parameters, too.
+    """
+    styles: dict[str, str] = {}
+    for name, module in model.named_modules():
+        general = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        for parameter, _ in module.named_parameters(prefix=name, recurse=False):
+            own = f"{general}.{parameter.rpartition('.')[2]}".removeprefix(".")
+            if style := plan.get(own) or plan.get(general):
+                styles[parameter] = style
+        if general in plan:
+            styles[name] = plan[general]
     return styles
 
 
@@ -80,7 +98,7 @@ def has_plan(model: Any) -> bool:
 
 def has_whole_experts(model: Any) -> bool:
     """Return whether a model has experts, all of which transformers would leave whole for some rank."""
-    experts, styles = experts_by_name(model), model._expand_parallel_plan(model.ep_plan or {})
+    experts, styles = experts_by_name(model), _by_full_name(model, model.ep_plan or {})
     return bool(experts) and all(styles.get(name) == "ep_dispatch_experts" for name in experts)
 
 
