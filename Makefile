@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 RUN := $(VENV)/bin/
 
-.PHONY: setup test-setup serve test lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench gpu-shapes ptx evaluation evaluation-gpu clean
+.PHONY: setup test-setup serve test nightly lint models clients ray-test image image-name builder publish image-test cluster-demo soak gpu-test gpu-bench gpu-shapes ptx evaluation evaluation-gpu clean
 
 PIP := $(RUN)python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -40,9 +40,13 @@ $(VENV)/.test-ready: $(VENV)/.ready .ci/helm.py
 serve: setup
 	@exec $(RUN)quire serve $(MODEL) --port $(PORT) $(ARGS)
 
-# Three keep two cores busy, since many tests wait for processes.
+# Three keep two cores busy, since many tests wait for processes. One thread for each: torch's others only spin there.
 test: test-setup lint
-	$(RUN)python -m pytest -n 3 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(RUN)python -m pytest -n 3 --dist worksteal -q
+
+# The same with ten times as many random examples of memory and scheduling, and other ones each time.
+nightly: test-setup
+	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(RUN)python -m pytest -n 3 --dist worksteal -q
 
 lint: test-setup
 	$(RUN)ruff check .
@@ -145,7 +149,8 @@ gpu-bench:
 evaluation: test-setup
 	$(RUN)python -m quire.loadtest figures --processes $$(nproc)
 
-# The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.
+# The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation. A call ends
+# within ten minutes, and the next one goes on where it stopped.
 evaluation-gpu:
 	$(QUIRE_PYTHON) -m quire.loadtest.evaluation.real
 

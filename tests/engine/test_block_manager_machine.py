@@ -39,9 +39,10 @@ from tests.engine.nightly import NIGHTLY
 ROWS = 6
 # Several processes can run a part each, with seeds of its own; `nightly` looks elsewhere every time.
 PARTS, MOST_SEEDS = 5, 12
-STEPS, OFTEN = 200_000, 100  # that all parts take at least, and how often they reach each thing
+# What all parts take at least, and how often they reach each thing.
+STEPS, OFTEN = (200_000, 100) if NIGHTLY else (60_000, 30)
 SETTINGS = settings(
-    max_examples=(12_500 if NIGHTLY else 400) // PARTS,
+    max_examples=(12_500 if NIGHTLY else 125) // PARTS,
     stateful_step_count=15,
     derandomize=not NIGHTLY,
     deadline=None,

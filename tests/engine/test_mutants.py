@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
@@ -16,9 +17,8 @@ from types import CodeType, ModuleType
 import pytest
 
 import quire.engine
-from tests.engine.mutants import MUTANTS, Mutant
+from tests.engine.mutants import MUTANTS, NOTICED_BY, Mutant
 
-WALKS = 16
 # These reach rare corners, some only where groups are pushed out.
 RARE = [170, 315, 349, 422, 613, 2656]
 PUSHED = [2, 7, 9, 24, 39, 43, 50, 60, 147, 275, 296, 370, 1855]
@@ -77,25 +77,18 @@ def examples() -> None:
                 test()
 
 
-def walks() -> None:
+def walk(seed: int) -> None:
     machine = importlib.import_module("tests.engine.test_block_manager_machine").BlockManagerMachine
-    for seed in range(WALKS):
-        rng = random.Random(seed)
-        walk = machine()
-        blocks, host_blocks, caching = rng.randint(4, 14), rng.choice([0, 3, 6, 14]), rng.random() < 0.8
-        walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, caching, rng.random() < 0.3)
-        walk.burst(seed, 300)
-        walk.teardown()
+    rng = random.Random(seed)
+    walk = machine()
+    blocks, host_blocks, caching = rng.randint(4, 14), rng.choice([0, 3, 6, 14]), rng.random() < 0.8
+    walk.begin(rng.choice([1, 2, 4]), blocks, host_blocks, caching, rng.random() < 0.3)
+    walk.burst(seed, 300)
+    walk.teardown()
 
 
-def simulations() -> None:
-    simulate = importlib.import_module("tests.engine.simulation").simulate
-    for seed in RARE:
-        simulate(seed)
-    for seed in PUSHED:
-        simulate(seed, pushed=True)
-    for seed in COMMON:
-        simulate(seed)
+def simulate(seed: int, *, pushed: bool = False) -> None:
+    importlib.import_module("tests.engine.simulation").simulate(seed, pushed=pushed)
 
 
 def computing_blocks() -> None:
@@ -154,16 +147,23 @@ def windows() -> None:
 
 
 # The quickest first.
-KILLERS: list[Callable[[], None]] = [
-    examples,
-    computing_blocks,
-    matches,
-    beams,
-    walks,
-    simulations,
-    guarantees,
-    memory,
-]
+WALKS = {f"walk {seed}": partial(walk, seed) for seed in range(16)}
+SIMULATIONS = {
+    **{f"simulation {seed}": partial(simulate, seed) for seed in RARE},
+    **{f"simulation {seed}, pushed": partial(simulate, seed, pushed=True) for seed in PUSHED},
+    **{f"simulation {seed}": partial(simulate, seed) for seed in COMMON},
+}
+CHECKS: dict[str, Callable[[], None]] = {
+    "examples": examples,
+    "computing blocks": computing_blocks,
+    "matches": matches,
+    "beams": beams,
+    **WALKS,
+    **SIMULATIONS,
+    "guarantees": guarantees,
+    "memory": memory,
+    "windows": windows,
+}
 
 
 def test_mutants_have_names_of_their_own() -> None:
@@ -171,17 +171,20 @@ def test_mutants_have_names_of_their_own() -> None:
 
 
 def test_without_a_mistake_there_is_nothing_to_notice() -> None:
-    for killer in (*KILLERS, windows):
-        killer()
+    """What the others call is tests, which run by themselves."""
+    for check in (*WALKS.values(), *SIMULATIONS.values()):
+        check()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_noticed(mutant: Mutant) -> None:
-    killers = [windows] if mutant.module.startswith("memory.window_") else [*KILLERS, windows]
+    first = NOTICED_BY.get(
+        mutant.name, "windows" if mutant.module.startswith("memory.window_") else "examples"
+    )
     with mutated(mutant):
-        for killer in killers:
+        for check in (CHECKS[first], *CHECKS.values()):
             try:
-                killer()
+                check()
             except BROKEN:
                 raise
             except Exception:

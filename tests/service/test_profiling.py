@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from quire.cli import main
 from quire.commands.bench import TRACED_STEPS
 from quire.loadtest.offline.profiling import busy_and_waiting
+from quire.loadtest.workloads import WORKLOADS, Work
 
 intervals = st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair)))
 
@@ -35,6 +36,9 @@ def test_a_profile_is_of_so_many_steps_and_leaves_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setitem(
+        WORKLOADS, "single", lambda: [Work([*range(32)], 2 * TRACED_STEPS)]
+    )  # few steps besides
     with pytest.raises(SystemExit, match=r"^0$"):
         results = ["--result-file", str(tmp_path / "results.jsonl")]
         main(["bench", "--workload", "single", "--runs", "1", "--profile", str(tmp_path), *results])
