@@ -146,7 +146,8 @@ gpu-bench:
 evaluation: test-setup
 	$(RUN)python -m quire.loadtest figures --processes $$(nproc)
 
-# The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation.
+# The same experiments on the real engine, with CUDA; `make evaluation` then puts them beside the simulation. A call ends
+# within ten minutes, and the next one goes on where it stopped.
 evaluation-gpu:
 	$(QUIRE_PYTHON) -m quire.loadtest.evaluation.real
 

@@ -13,7 +13,7 @@ from quire.engine.urls import check_http_url, check_redis_url
 
 MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ModelImpl = Literal["auto", "native", "transformers"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
@@ -41,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_space: float = 4.0  # GiB of host memory for KV blocks; 0: no host tier
     preemption_mode: PreemptionMode = "auto"
     num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None  # of each rank's device, for KV blocks; None: what is left
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     seed: int | None = None  # of dummy weights; None: 0
@@ -69,6 +70,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--preemption-mode swap needs host memory: --swap-space must be more than 0")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise ValueError("--num-gpu-blocks-override must be at least 1")
+        if self.kv_cache_memory_bytes is not None:
+            if self.kv_cache_memory_bytes < 1:
+                raise ValueError(
+                    f"--kv-cache-memory-bytes must be at least 1, got {self.kv_cache_memory_bytes}"
+                )
+            if self.num_gpu_blocks_override is not None:
+                raise ValueError(
+                    "--kv-cache-memory-bytes and --num-gpu-blocks-override both say how many KV blocks there "
+                    "are; give one of them"
+                )
         if self.seed is not None and self.load_format != "dummy":
             raise ValueError(
                 f"--seed ({self.seed}) is of dummy weights and needs --load-format dummy; what is sampled is "
@@ -114,6 +125,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     layer_weights: int  # elements of a layer's matrices
     query_width: int  # query heads × head dim
+    latent_width: int = 0  # numbers that a layer keeps of a token for all heads; 0: each has keys and values
     windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token

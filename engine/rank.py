@@ -21,7 +21,7 @@ from quire.engine.device.kv_cache import (
     dequantized_dtype,
     named_format,
 )
-from quire.engine.device.memory_profile import measure_blocks, refuse_too_large
+from quire.engine.device.memory_profile import choose_blocks, refuse_too_large
 from quire.engine.device.runner import Limits, ModelRunner
 from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import rare_steps
@@ -120,7 +120,7 @@ def build_rank(
     memory(0, 1)
     block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
     device_bytes = block_bytes + dequantized_bytes_per_block(model_config, config.block_size, dequantized)
-    num_blocks = config.num_gpu_blocks_override or measure_blocks(config, runner, device_bytes, ranks)
+    num_blocks = choose_blocks(config, runner, device_bytes, ranks)
     runner.cache = KVCache(model_config, num_blocks, *held)
     num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
     num_host_blocks = min(num_host_blocks, num_blocks)

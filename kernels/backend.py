@@ -16,7 +16,7 @@ from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.pointwise.activation import Activation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
-from quire.kernels.pointwise.embedding import embed
+from quire.kernels.pointwise.embedding import embed, embed_reference
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
@@ -46,7 +46,7 @@ from quire.kernels.sampling.sample import sample, sample_reference
 class Backend:
     """One implementation of each; the functions' own docstrings give shapes."""
 
-    embed: Callable[[Tensor, Tensor], Tensor]
+    embed: Callable[..., Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     gated: Callable[[Tensor, Activation], Tensor]
@@ -68,7 +68,7 @@ class Backend:
 def torch_backend() -> Backend:
     """Return the references: any device, any dtype."""
     return Backend(
-        F.embedding,
+        embed_reference,
         rms_norm_reference,
         add_rms_norm_reference,
         gated_reference,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from quire.kernels.attention.attend import Attend
-from quire.kernels.attention.recipes import ATTEND, UNMERGED, Attending
+from quire.kernels.attention.recipes import ATTEND, LATENT, UNMERGED, Attending
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.linear import skinny
@@ -52,7 +52,8 @@ def plan_attention(
 ) -> Chosen[Attend]:
     """Return how a layer attends in a step, with its cache held in a format."""
     fused = step.tokens <= most_fused_tokens(gpu, layer, tuning)
-    return choose(ATTEND, Attending(gpu, layer, held, step, tuning, fused))
+    table = LATENT if layer.cache.latent else ATTEND
+    return choose(table, Attending(gpu, layer, held, step, tuning, fused))
 
 
 @lru_cache(maxsize=4096)

@@ -49,15 +49,9 @@ class Case:
         return self.q.shape[-1] ** -0.5
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Case:
-        return Case(
-            self.q.to(device, dtype),
-            self.keys.to(device, dtype),
-            self.values.to(device, dtype),
-            self.key_blocks.to(device, dtype),
-            self.value_blocks.to(device, dtype),
-            self.tables.to(device),
-            self.length,
-        )
+        floats = (self.q, self.keys, self.values, self.key_blocks, self.value_blocks)
+        q, keys, values, key_blocks, value_blocks = (each.to(device, dtype) for each in floats)
+        return Case(q, keys, values, key_blocks, value_blocks, self.tables.to(device), self.length)
 
     def sees(self, first: int, last: int) -> Tensor:
         """Return [Q, last - first]: whether a query may see keys first..last-1; past the end, nobody may."""

@@ -34,10 +34,18 @@ def parse_for_cuda(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return arguments
 
 
-def write_json(path: Path, device: str, figures: Mapping[str, object]) -> None:
-    """Write one JSON object: the device, where the figures come from, and the figures."""
-    found = {"device": device, **asdict(Provenance.here()), **figures}
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def write_json(path: Path | None, device: str, figures: Mapping[str, object]) -> None:
+    """Write one JSON object, if a file is given: the device, where the figures come from, and the figures."""
+    if path is not None:
+        found = {"device": device, **asdict(Provenance.here()), **figures}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def write_result(path: Path | None, figures: Mapping[str, object]) -> None:
+    """Write one JSON object, if a file is given: where the figures come from, and the figures."""
+    if path is not None:
+        found = {"provenance": asdict(Provenance.here()), **figures}
+        path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def add_line(figures: Mapping[str, object], path: Path | None) -> None:

@@ -56,16 +56,12 @@ def by_quire(core: EngineCore, prompts: Tokens, output_len: int, salt: str) -> T
 
 
 def one_by_one(model: Model, prompts: Tokens, output_len: int) -> Tokens:
-    return [_generate(model, [prompt], output_len)[0] for prompt in prompts]
-
-
-def in_one_batch(model: Model, prompts: Tokens, output_len: int) -> Tokens:
-    """Generate all in one batch, padded on the left to the longest."""
-    return _generate(model, prompts, output_len)
+    return [in_one_batch(model, [prompt], output_len)[0] for prompt in prompts]
 
 
 @torch.inference_mode()
-def _generate(model: Model, prompts: Tokens, output_len: int) -> Tokens:
+def in_one_batch(model: Model, prompts: Tokens, output_len: int) -> Tokens:
+    """Generate all in one batch, padded on the left to the longest."""
     longest = max(len(prompt) for prompt in prompts)
     padding = [longest - len(prompt) for prompt in prompts]
     ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])

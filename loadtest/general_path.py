@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.model_configs import write_model_folders
+from quire.loadtest.provenance import device_name
 
 MODELS = "llama-8b,qwen3-0.6b"
 WORKLOADS = "single,few,decode256,mixed,prefill"
@@ -44,10 +45,7 @@ def main() -> int:
                 for workload, native in rates["native"].items()
             }
             print(model, json.dumps(figures[model], indent=1), flush=True)
-    if arguments.json is not None:
-        import torch
-
-        write_json(arguments.json, torch.cuda.get_device_name(), figures)
+    write_json(arguments.json, device_name(), figures)
     return 0
 
 

@@ -271,9 +271,8 @@ def main() -> None:
             flush=True,
         )
         torch.cuda.empty_cache()
-    if arguments.json:
-        bounds = {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
-        write_json(arguments.json, device, {**bounds, "cases": [asdict(m) for m in measurements]})
+    bounds = {"copy_tb_s": round(copy_tb_s, 3), "product_tflop_s": round(product_tflop_s)}
+    write_json(arguments.json, device, {**bounds, "cases": [asdict(m) for m in measurements]})
 
 
 if __name__ == "__main__":

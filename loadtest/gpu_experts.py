@@ -200,9 +200,8 @@ def main() -> None:
                     flush=True,
                 )
             del layers
-    if arguments.json:
-        timed = {"ceilings": asdict(ceilings), "timings": [asdict(timing) for timing in timings]}
-        write_json(arguments.json, torch.cuda.get_device_name(), timed)
+    timed = {"ceilings": asdict(ceilings), "timings": [asdict(timing) for timing in timings]}
+    write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -230,9 +230,8 @@ def main() -> None:
                 f"{timing.gigabytes_per_second:8.0f}{timing.copy_share:9.0%}",
                 flush=True,
             )
-    if arguments.json:
-        timed = {"timings": [asdict(timing) for timing in timings]}
-        write_json(arguments.json, torch.cuda.get_device_name(), timed)
+    timed = {"timings": [asdict(timing) for timing in timings]}
+    write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

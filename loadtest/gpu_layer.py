@@ -161,9 +161,8 @@ def main() -> None:
                     flush=True,
                 )
             del model
-    if arguments.json:
-        timed = {"timings": [asdict(timing) for timing in timings]}
-        write_json(arguments.json, torch.cuda.get_device_name(), timed)
+    timed = {"timings": [asdict(timing) for timing in timings]}
+    write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,8 @@ def main() -> None:
                     flush=True,
                 )
             del layers
-    if arguments.json:
-        timed = {"flops": flops, "timings": [asdict(timing) for timing in timings]}
-        write_json(arguments.json, torch.cuda.get_device_name(), timed)
+    timed = {"flops": flops, "timings": [asdict(timing) for timing in timings]}
+    write_json(arguments.json, torch.cuda.get_device_name(), timed)
 
 
 if __name__ == "__main__":

@@ -10,67 +10,40 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.loadtest.command import command_parser
 
+
+def _decoder(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+    """Return the sizes of a Llama or Qwen3 with 8 KV heads."""
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": intermediate,
+    }
+
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "rope_theta": 500000,
+    "rms_norm_eps": 1e-5,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-        "rope_theta": 1000000,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-    },
-    "llama-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-        "rope_theta": 500000,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 32768,
-    },
-    "llama-70b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 8192,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 28672,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-        "rope_theta": 500000,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8192,
-    },
-    "qwen3-14b": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 17408,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-        "rope_theta": 1000000,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-    },
+    "qwen3-0.6b": {**QWEN3, **_decoder(1024, 28, 16, 3072), "tie_word_embeddings": True},
+    "llama-8b": {**LLAMA, **_decoder(4096, 32, 32, 14336), "max_position_embeddings": 32768},
+    "llama-70b": {**LLAMA, **_decoder(8192, 80, 64, 28672), "max_position_embeddings": 8192},
+    "qwen3-14b": {**QWEN3, **_decoder(5120, 40, 40, 17408), "tie_word_embeddings": False},
     "opt-13b": {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",

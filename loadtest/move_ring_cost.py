@@ -10,9 +10,7 @@ without, and all that a step of scheduler_cost tells it, told once more.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,10 +24,9 @@ from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import SequenceGroup
 from quire.loadtest import scheduler_cost as steps
-from quire.loadtest.command import command_parser, write_json
-from quire.loadtest.why_cost import scheduler_cost, timed
+from quire.loadtest.command import write_json
+from quire.loadtest.why_cost import in_turn, parse_comparison, python_in, scheduler_cost, timed
 
-HERE = Path(__file__).resolve().parents[1]
 BUDGET_US = 15.0  # of a step: 0.3 % of 5 ms
 CONTEXT = 2048
 # Steps the demo model by hand, in whatever tree it runs in.
@@ -95,47 +92,32 @@ class HeardRing(MoveRing):
 
 
 def main() -> None:
-    parser = command_parser(__doc__)
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="a checkout of an earlier commit")
-    parser.add_argument("--rounds", type=int, default=3, help="of both trees in turn")
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    arguments = parser.parse_args()
-    flags = ["--sequences", str(arguments.sequences), "--steps", str(arguments.steps)]
-    trees = {"before": arguments.before.resolve(), "after": HERE}
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
-    for at in range(arguments.rounds):
-        for name in list(trees) if at % 2 == 0 else reversed(list(trees)):
-            found = scheduler_cost(trees[name], flags)
-            run = {f"scheduler {context}, µs": row["both"] for context, row in found.items()}
-            run |= {f"scheduler {context}, ratio": row["ratio"] for context, row in found.items()}
-            runs[name].append(run | {f"demo model, {key}": us for key, us in demo(trees[name]).items()})
-            print(name, runs[name][-1], file=sys.stderr, flush=True)
+    arguments = parse_comparison(__doc__)
+
+    def run_in(tree: Path) -> dict[str, float]:
+        found = scheduler_cost(tree, arguments)
+        run = {f"scheduler {context}, µs": row["both"] for context, row in found.items()}
+        run |= {f"scheduler {context}, ratio": row["ratio"] for context, row in found.items()}
+        run |= {f"demo model, {key}": us for key, us in demo(tree).items()}
+        print(tree, run, file=sys.stderr, flush=True)
+        return run
+
+    both = in_turn(arguments, run_in)
     figures: dict[str, object] = {"command": " ".join(sys.argv[1:]), "budget_us": BUDGET_US}
     print(f"{'':>26}{'before':>9}{'after':>9}   medians of {arguments.rounds} runs each")
-    for key in runs["before"][0]:
-        before, after = (round(statistics.median(run[key] for run in runs[name]), 2) for name in trees)
+    for key in both[0][0]:
+        before, after = (round(statistics.median(run[key] for run in runs), 2) for runs in both)
         print(f"{key:>26}{before:>9}{after:>9}")
         figures[key] = {"before": before, "after": after}
     for key, seconds in {**move_cost(), **step_cost(arguments.sequences, arguments.steps)}.items():
         print(f"{key:>26}{1e6 * seconds:>9.2f} µs")
         figures[f"{key}, µs"] = round(1e6 * seconds, 3)
-    if arguments.json is not None:
-        write_json(arguments.json, "cpu", figures)
+    write_json(arguments.json, "cpu", figures)
 
 
 def demo(tree: Path) -> dict[str, float]:
     """Step the demo model in `tree`; return the processor time of a step, and of its host work."""
-    done = subprocess.run(
-        [sys.executable, "-c", DEMO],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(python_in(tree, "-c", DEMO).splitlines()[-1])
     return found
 
 

@@ -8,7 +8,6 @@ is answered whole, per second; /health is asked all the while by a process of it
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -22,8 +21,7 @@ from quire.loadtest.client.health_probe import probe
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session, Turn
 from quire.loadtest.client.target import Target
-from quire.loadtest.command import command_parser
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_result
 from quire.loadtest.servers.server_process import free_port, running
 
 MULTIPLES = (0.5, 1.0, 2.0, 10.0)
@@ -113,9 +111,7 @@ def main() -> None:
         print(f"goodput at {MULTIPLES[-1]:g}×: {100 * phases[-1].goodput / peak:.0f} % of its peak")
     else:
         print("no request ended in that time: give it more --seconds")
-    if arguments.json is not None:
-        result = {"provenance": asdict(Provenance.here()), "phases": [asdict(phase) for phase in phases]}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(arguments.json, {"phases": [asdict(phase) for phase in phases]})
 
 
 if __name__ == "__main__":

@@ -98,5 +98,4 @@ def add_output_flags(parser: ArgumentParser) -> None:
 def report(figures: Mapping[str, object], path: Path | None) -> None:
     """Print the figures, and write them with where they come from if a file is wanted."""
     print(msgspec.json.encode(figures).decode())
-    if path is not None:
-        write_json(path, f"Chromium without a GPU, {os.cpu_count()} cores", figures)
+    write_json(path, f"Chromium without a GPU, {os.cpu_count()} cores", figures)

@@ -23,11 +23,14 @@ CALLS = 32  # in a graph
 REPLAYS = 20
 SECONDS = 150  # for all of it
 
-Measure = Callable[[int, int, str, Path | None], None]  # rank, size, where ranks meet, where results go
+Measure = Callable[["RankGroup", str, Path | None], None]  # the group, where ranks meet, where results go
 
 
 def run_ranks(text: str | None, measure: Measure) -> int:
-    """Be a command that has `measure` run as every rank, or one of those ranks; return the exit status."""
+    """Be a command that has `measure` run as every rank, or one of those ranks; return the exit status.
+
+    Neither NCCL nor torch uses NVLink multicast.
+    """
     parser = command_parser(text)
     parser.add_argument("--size", type=int, default=2, help="ranks; 2 if left out")
     parser.add_argument("--json", type=Path, help="add a line for each time to this file")
@@ -37,7 +40,19 @@ def run_ranks(text: str | None, measure: Measure) -> int:
     if arguments.rank is None:
         return _run_all(arguments)
     configure_logging()  # which says by what sums go
-    measure(arguments.rank, arguments.size, arguments.store, arguments.json)
+    import torch
+    import torch.distributed as dist
+
+    from quire.engine.parallel.group import RankGroup
+
+    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    device = torch.device("cuda", arguments.rank)
+    torch.cuda.set_device(device)
+    store = dist.FileStore(arguments.store, arguments.size)
+    group = RankGroup(arguments.rank, arguments.size, device, store)
+    measure(group, arguments.store, arguments.json)
+    torch.cuda.synchronize()
+    group.barrier()
     sys.stdout.flush()
     os._exit(0)
 

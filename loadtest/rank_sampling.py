@@ -1,14 +1,14 @@
 """Time drawing tokens in parts, beside gathering logits: `python -m quire.loadtest.rank_sampling --size 2`.
 
 A vocabulary of 128,256 tokens in bf16, a process a GPU, filters as models' own defaults have them. `parts` is
-what the engine does; `gathered` has every rank gather all logits, and draw from them in fp32 as one rank
-does, `gathered_16` in 16 bits. Each is timed in CUDA graphs, and as the engine launches it (`launched`). All
-ways must draw the same tokens, but where fp32 sums of top-p's masses differ in their last bits.
+what the engine does, `rounds` what it does where ranks do not write into each other's memory; `gathered` has
+every rank gather all logits, and draw from them in fp32 as one rank does, `gathered_16` in 16 bits. Each is
+timed in CUDA graphs, and as the engine launches it (`launched`). `parts` and `rounds` must draw the same
+tokens, and the others those, but where fp32 sums of top-p's masses differ in their last bits.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,24 +35,20 @@ CALLS = 8  # in a graph
 LAUNCHES = 20
 
 
-def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> None:
+def measure(group: RankGroup, _: str, json_path: Path | None) -> None:
     """Time every way for every filter and number of rows; rank 0 tells its times as they come."""
     import torch
-    import torch.distributed as dist
 
     from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
     from quire.engine.models.config import rows_of_rank
     from quire.engine.models.vocabulary import all_logits
-    from quire.engine.parallel.group import RankGroup
     from quire.kernels.backend import triton_backend
     from quire.kernels.sampling.state import SamplingState
 
-    os.environ["NCCL_NVLS_ENABLE"] = "0"
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    group = RankGroup(rank, size, device, dist.FileStore(store_path, size))
+    rank, size, device = group.rank, group.size, group.device
     backend = triton_backend()
     parts = VocabularyParts(VOCABULARY, backend, group)
+    rounds = VocabularyParts(VOCABULARY, backend, group.without_peers())
     width = rows_of_rank(VOCABULARY, size)
 
     def gathered(dtype: torch.dtype, own: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -76,21 +72,24 @@ def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> No
             given = (own, rows, rows, state, last)
             ways: dict[str, Callable[[], torch.Tensor]] = {
                 "parts": partial(parts.sample_filtered, *given, searched),
+                "rounds": partial(rounds.sample_filtered, *given, searched),
                 "gathered": partial(gathered, torch.float32, *given),
                 "gathered_16": partial(gathered, torch.bfloat16, *given),
             }
             if not filters:
                 ways["parts"] = partial(parts.sample, *given)
+                ways["rounds"] = partial(rounds.sample, *given)
             drawn = {way: call() for way, call in ways.items()}
-            differ = int((drawn["parts"] != drawn["gathered_16"]).sum())
+            differ = {
+                f"differ_from_{way}": int((drawn["parts"] != drawn[way]).sum())
+                for way in ("rounds", "gathered_16")
+            }
             for way, call in ways.items():
                 line: dict[str, Any] = {"way": way, "filters": name, "rows": samples, "ranks": size}
                 line["us"] = round(graph_seconds(call, group, CALLS) * 1e6, 1)
                 line["launched_us"] = round(_launched_seconds(call, group) * 1e6, 1)
                 if rank == 0:
-                    add_line(line | ({"tokens_that_differ": differ} if way == "parts" else {}), json_path)
-    torch.cuda.synchronize()
-    group.barrier()
+                    add_line(line | (differ if way == "parts" else {}), json_path)
 
 
 def _launched_seconds(call: Callable[[], object], group: RankGroup) -> float:

@@ -6,33 +6,28 @@ what layers call; where it does not take a size, it is NCCL.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.loadtest.command import add_line
 from quire.loadtest.rank_processes import graph_seconds, run_ranks
+
+if TYPE_CHECKING:
+    from quire.engine.parallel.group import RankGroup
 
 KIB = (8, 32, 72, 128, 256, 512, 1024, 1660, 2048, 4096, 8192, 32768)
 HIDDEN = 4096
 
 
-def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> None:
+def measure(group: RankGroup, store_path: str, json_path: Path | None) -> None:
     """Time every way of every size; all ranks do, and rank 0 tells its times as they come."""
     import torch
-    import torch.distributed as dist
 
-    from quire.engine.parallel.group import RankGroup
-
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    os.environ["NCCL_NVLS_ENABLE"] = "0"
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    group = RankGroup(rank, size, device, dist.FileStore(store_path, size))
+    rank, size, device = group.rank, group.size, group.device
     nccl = group.without_peers()
     if rank == 0:
         peers: Any = group.peers
@@ -59,8 +54,6 @@ def measure(rank: int, size: int, store_path: str, json_path: Path | None) -> No
                 continue
             if rank == 0:
                 add_line({"way": name, "kib": kib, "us": round(microseconds, 2), "ranks": size}, json_path)
-    torch.cuda.synchronize()
-    group.barrier()
 
 
 def _symmetric(rank: int, size: int, store_path: str) -> dict[str, Callable[..., Callable[[], object]]]:

@@ -318,9 +318,8 @@ def main() -> None:
             for cache in ("model", *formats):
                 decodes.append(_apart(measure_decode, model, load_format, cache, rows, arguments.context))
                 console.print(_table("decode", decodes))
-    if arguments.json is not None:
-        found = {"errors": [asdict(error) for error in errors], "decode": [asdict(one) for one in decodes]}
-        write_json(arguments.json, device_name(), found)
+    found = {"errors": [asdict(error) for error in errors], "decode": [asdict(one) for one in decodes]}
+    write_json(arguments.json, device_name(), found)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,10 @@ they arrive by a Poisson schedule, from which latencies count. Of several runs e
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -29,7 +24,7 @@ from quire.loadtest.client.sessions import due_at, from_works
 from quire.loadtest.client.target import Target
 from quire.loadtest.command import append_json, command_parser
 from quire.loadtest.provenance import Provenance, device_name
-from quire.loadtest.servers.server_process import free_port
+from quire.loadtest.servers.measured_server import serving
 from quire.loadtest.workloads import WORKLOADS
 
 CLIENTS = 4  # processes, so that the measuring side is not what is measured
@@ -138,32 +133,6 @@ def _ms(seconds: float) -> float:
     return round(1000 * seconds, 2)
 
 
-@contextlib.contextmanager
-def running_server(model: str, *flags: str) -> Iterator[str]:
-    """Run `quire serve` with dummy weights; yield its URL when all CUDA graphs are captured."""
-    port = free_port()
-    command = [sys.executable, "-m", "quire.cli", "serve", model, "--load-format", "dummy", *flags]
-    with subprocess.Popen([*command, "--port", str(port)], env=os.environ) as server:
-        try:
-            until = time.monotonic() + START_SECONDS
-            while not _is_ready(port):
-                if server.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"the server is not ready (exit code {server.poll()})")
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(60)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as response:
-            return bool(response.status == 200 and json.load(response)["graphs_left"] == 0)
-    except OSError:
-        return False
-
-
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("model", help="a model folder; its weights are not read")
@@ -182,7 +151,9 @@ def main() -> None:
         parser.error(f"--workload has {sorted(unknown)[0]!r}; there are {', '.join(names)}")
     flags = ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     flags += ["--gpu-memory-utilization", str(arguments.gpu_memory_utilization)]
-    with running_server(arguments.model, *flags) as base_url:
+    with serving(arguments.model, "--load-format", "dummy", *flags) as server:
+        server.wait_for(lambda: server.graphs_left() == 0, time.monotonic() + START_SECONDS, 0.2)
+        base_url = server.url
         device = device_name()
         measure(base_url, name, CASES[0], device, salt="warm-up")
         for number, case in enumerate(CASES):

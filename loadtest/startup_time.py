@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import socket
 import statistics
 import subprocess
@@ -28,9 +27,10 @@ from pathlib import Path
 
 from quire.loadtest.command import append_json, command_parser
 from quire.loadtest.provenance import Provenance
-from quire.loadtest.servers.server_process import free_port
+from quire.loadtest.servers.measured_server import serving
 
 START_SECONDS = 300.0
+LOOK_SECONDS = 0.005
 TOKENS = 256  # of each completion
 
 
@@ -58,31 +58,15 @@ class StartupTime:
 
 def measure(model: str, options: list[str], kernels: str, cache: Path) -> StartupTime:
     """Start a server that keeps compiled kernels in `cache`. Raises RuntimeError if it does not come up."""
-    port = free_port()
-    command = [sys.executable, "-m", "quire.cli", "serve", model, *options, "--port", str(port)]
     begin = time.monotonic()
-    with subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": str(cache)}) as server:
-        try:
-            until = begin + START_SECONDS
-            while not _accepts(port):
-                _check(server, until)
-                time.sleep(0.005)
-            answered = time.monotonic()
-            url = f"http://127.0.0.1:{port}"
-            phases = dict(_phases(url))
-            while _ready(url) is None:
-                _check(server, until)
-                time.sleep(0.005)
-            ready = time.monotonic()
-            first = list(_token_times(url))
-            while _ready(url) != 0:
-                _check(server, until)
-                time.sleep(0.005)
-            graphs = time.monotonic()
-            later = list(_token_times(url))
-        finally:
-            server.terminate()
-            server.wait(60)
+    until = begin + START_SECONDS
+    with serving(model, *options, environment={"TRITON_CACHE_DIR": str(cache)}) as server:
+        answered = server.wait_for(lambda: _accepts(server.port), until, LOOK_SECONDS)
+        phases = dict(_phases(server.url))
+        ready = server.wait_for(lambda: server.graphs_left() is not None, until, LOOK_SECONDS)
+        first = list(_token_times(server.url))
+        graphs = server.wait_for(lambda: server.graphs_left() == 0, until, LOOK_SECONDS)
+        later = list(_token_times(server.url))
     gaps, later_gaps = _gaps(first), _gaps(later)
     return StartupTime(
         model=Path(model).name,
@@ -124,23 +108,11 @@ def _accepts(port: int) -> bool:
     return False
 
 
-def _check(server: subprocess.Popen[bytes], until: float) -> None:
-    if server.poll() is not None or time.monotonic() > until:
-        raise RuntimeError(f"the server does not come up (exit code {server.poll()})")
-
-
 def _phases(url: str) -> Iterator[tuple[str, float]]:
     """Yield each start-up phase and when it ended."""
     for event in _events(urllib.request.Request(f"{url}/startup")):
         if event["done"] == event["total"]:
             yield event["phase"], event["seconds"]
-
-
-def _ready(url: str) -> int | None:
-    """Return how many graphs are missing; None: it is not ready."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
-        return int(json.load(response)["graphs_left"])
-    return None
 
 
 def _token_times(url: str) -> Iterator[float]:

@@ -10,7 +10,6 @@ and how long after its client has closed the connection a stream ends. Runs take
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 import urllib.request
@@ -19,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from quire.loadtest.command import command_parser
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.chaos.processes import resident_bytes
+from quire.loadtest.command import command_parser, write_result
 from quire.loadtest.servers.server_process import free_port, running
 from quire.loadtest.streaming_cost import ASK, measure
 
@@ -37,11 +36,6 @@ class Cost:
     cpu_us_per_token: float
     kib_per_stream: float
     leave_ms: float
-
-
-def resident_kib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
 def open_stream(port: int) -> socket.socket:
@@ -72,10 +66,10 @@ def measure_waiting(response: str, streams: int) -> tuple[float, float]:
     with running(PLAIN, str(port), "0", response, port=port) as pid, ExitStack() as all_streams:
         for _ in range(WARM_STREAMS):
             all_streams.enter_context(open_stream(port))
-        before = resident_kib(pid)
+        before = resident_bytes(pid)
         for _ in range(streams):
             all_streams.enter_context(open_stream(port))
-        size = (resident_kib(pid) - before) / streams
+        size = (resident_bytes(pid) - before) / streams / 1024
         delays = []
         for at in range(1, WARM_STREAMS + 1):
             leaving = open_stream(port)
@@ -118,13 +112,7 @@ def main() -> None:
         )
         rows.append(asdict(row))
         print(f"{response:>14}{row.cpu_us_per_token:>14}{row.kib_per_stream:>12}{row.leave_ms:>19}")
-    if arguments.json is not None:
-        result = {
-            "provenance": asdict(Provenance.here()),
-            "responses": rows,
-            "runs": [asdict(cost) for cost in costs],
-        }
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(arguments.json, {"responses": rows, "runs": [asdict(cost) for cost in costs]})
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from pathlib import Path
 
 import uvloop
 
-from quire.loadtest.command import command_parser
-from quire.loadtest.provenance import Provenance
+from quire.loadtest.command import command_parser, write_result
 from quire.loadtest.servers.server_process import TICK_SECONDS, cpu_seconds, free_port, running
 
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -168,9 +167,7 @@ def main() -> None:
         print(
             f"{cost.server:>20}{row['cpu_us_per_token']:>14}{row['tokens_per_core_second']:>17,}{merged:>14.2f}"
         )
-    if arguments.json is not None:
-        result = {"provenance": asdict(Provenance.here()), "servers": rows}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(arguments.json, {"servers": rows})
 
 
 if __name__ == "__main__":

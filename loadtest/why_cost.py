@@ -10,6 +10,7 @@ Then what the API process does for each output and each request is timed here, i
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from quire.engine.frames import StepFrame, encode_frame
 from quire.engine.messages import StepOutputs
@@ -31,22 +33,12 @@ HERE = Path(__file__).resolve().parents[1]
 COLUMNS = ("context", "schedule", "commit", "both", "step", "ratio", "least", "p99")  # of scheduler_cost
 REPEATS = 20_000
 
+Result = TypeVar("Result")
+
 
 def main() -> None:
-    parser = command_parser(__doc__)
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="a checkout of an earlier commit")
-    parser.add_argument("--rounds", type=int, default=3, help="of both trees in turn")
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--json", type=Path, help="write the figures there")
-    arguments = parser.parse_args()
-    flags = ["--sequences", str(arguments.sequences), "--steps", str(arguments.steps)]
-    before: list[dict[str, dict[str, float]]] = []
-    after: list[dict[str, dict[str, float]]] = []
-    for at in range(arguments.rounds):
-        trees = ((arguments.before.resolve(), before), (HERE, after))
-        for tree, runs in trees if at % 2 == 0 else reversed(trees):
-            runs.append(scheduler_cost(tree, flags))
+    arguments = parse_comparison(__doc__)
+    before, after = in_turn(arguments, lambda tree: scheduler_cost(tree, arguments))
     figures: dict[str, object] = {}
     print(f"{'context':>8}{'before':>9}{'after':>9}{'after / before':>16}   of {arguments.rounds} runs each")
     for context in before[0]:
@@ -57,21 +49,46 @@ def main() -> None:
     for name, seconds in costs.items():
         print(f"{name:>8}{1e6 * seconds:>9.2f} µs")
         figures[f"{name}_us"] = round(1e6 * seconds, 3)
-    if arguments.json is not None:
-        write_json(arguments.json, "cpu", figures)
+    write_json(arguments.json, "cpu", figures)
 
 
-def scheduler_cost(tree: Path, flags: list[str]) -> dict[str, dict[str, float]]:
+def parse_comparison(text: str | None) -> argparse.Namespace:
+    """Return the flags of a command that compares this tree with an earlier one."""
+    parser = command_parser(text)
+    parser.add_argument("before", type=Path, metavar="BEFORE", help="a checkout of an earlier commit")
+    parser.add_argument("--rounds", type=int, default=3, help="of both trees in turn")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    return parser.parse_args()
+
+
+def in_turn(
+    arguments: argparse.Namespace, run: Callable[[Path], Result]
+) -> tuple[list[Result], list[Result]]:
+    """Run something in both trees, each of them first in every other round; return what each one gave."""
+    before: list[Result] = []
+    after: list[Result] = []
+    trees = ((arguments.before.resolve(), before), (HERE, after))
+    for at in range(arguments.rounds):
+        for tree, results in trees if at % 2 == 0 else reversed(trees):
+            results.append(run(tree))
+    return before, after
+
+
+def scheduler_cost(tree: Path, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Run scheduler_cost in `tree`; return its columns, by its first one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "quire.loadtest.scheduler_cost", *flags],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return read_columns(done.stdout)
+    flags = ("--sequences", str(arguments.sequences), "--steps", str(arguments.steps))
+    return read_columns(python_in(tree, "-m", "quire.loadtest.scheduler_cost", *flags))
+
+
+def python_in(tree: Path, *words: str) -> str:
+    """Run a Python of its own with `tree` as what it imports; return what that prints."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 def read_columns(text: str) -> dict[str, dict[str, float]]:

@@ -95,6 +95,7 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("device", info.device + beside_it),
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
+        *_describe_latents(info),
         ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens{more}, {blocks}{beside}"),
         *_describe_groups(info),
         ("host", f"{info.num_host_blocks:,} blocks, {host}"),
@@ -102,6 +103,12 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),
         ("a step", f"at most {info.max_num_batched_tokens:,} tokens"),
     ]
+
+
+def _describe_latents(info: EngineInfo) -> Iterator[tuple[str, str]]:
+    if info.latent_width:
+        numbers = f"{info.latent_width} numbers a token and layer"
+        yield "latents", f"{numbers}, in place of keys and values of each head"
 
 
 def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,7 @@ class LLM:
         swap_space: float = 4.0,
         preemption_mode: PreemptionMode = "auto",
         num_gpu_blocks_override: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
         enable_prefix_caching: bool = True,
         enforce_eager: bool = False,
         seed: int | None = None,

@@ -29,7 +29,7 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
     Raises ValueError for a head dim that does not suit the format.
     """
     specs = config.cache_specs
-    sizes = [2 * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in specs]
+    sizes = [spec.vectors * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in specs]
     return max(sum(sizes[layer] for layer in group.layers) for group in config.cache_groups)
 
 
@@ -85,6 +85,8 @@ def named_format(
 
 
 def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
+    if any(spec.latent for spec in model.cache_specs):
+        return f"{held.name} is not for a model that keeps latents, which take less as they are"
     if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
         return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:
@@ -140,7 +142,9 @@ class KVCache:
             dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
         # Attention with a window reads the cache itself.
         self.layers = [
-            LayerCache(views[layer].kv, held, views[layer].scales, None if spec.window else dequantized)
+            LayerCache(
+                views[layer].kv, held, views[layer].scales, None if spec.window else dequantized, spec.latent
+            )
             for layer, spec in enumerate(specs)
         ]
 
@@ -150,7 +154,7 @@ class KVCache:
         places = np.cumsum([0, *(_vectors(spec, block_size, held) for spec in specs)]).tolist()
         kv = [
             held.vectors(
-                self.blocks[:, begin:end].view(held.dtype).unflatten(1, (2, spec.heads, -1)),
+                self.blocks[:, begin:end].view(held.dtype).unflatten(1, (spec.vectors, spec.heads, -1)),
                 block_size,
                 spec.head_dim,
             )
@@ -189,7 +193,7 @@ class KVCache:
 
 def _vectors(spec: CacheSpec, block_size: int, held: KVFormat) -> int:
     """Return the bytes of a layer's vectors in a block, without scales."""
-    return 2 * spec.heads * block_size * held.elements(spec.head_dim) * held.dtype.itemsize
+    return spec.vectors * spec.heads * block_size * held.elements(spec.head_dim) * held.dtype.itemsize
 
 
 def touched(shape: tuple[int, ...]) -> Tensor:

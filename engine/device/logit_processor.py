@@ -1,8 +1,8 @@
 """Rows that ask for more than the sampler does: a grammar, penalties, logit bias, min_tokens, logprobs.
 
 The step samples every row first, in its graph if it has one. Rows that are known here are then drawn again
-from their processed logits, so that nobody else pays for them. With several ranks so are those with filters,
-and each rank processes the logits of its own tokens.
+from their processed logits, so that nobody else pays for them; each rank processes the logits of its own
+tokens. So are those with filters, with several ranks that do not write into each other's memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class LogitProcessor:
                 self._count_from_scratch(start)
 
     def _draws_again(self, wishes: _Wishes) -> bool:
-        return wishes.changes_logits or (self._vocabulary.is_divided and wishes.filtered)
+        return wishes.changes_logits or (self._vocabulary.leaves_filters_out and wishes.filtered)
 
     def wanted_logprobs(self, rows: list[int]) -> tuple[list[int], int]:
         """Return the indices of the sampled rows that want logprobs, and the most candidates one wants."""

@@ -40,6 +40,32 @@ def refuse_too_large(
     )
 
 
+def choose_blocks(
+    config: EngineConfig, runner: ModelRunner, block_bytes: int, ranks: RankGroup | None = None
+) -> int:
+    """Return how many KV blocks there are to be: as the flags say, or as many as fit.
+
+    Raises ValueError where not one does, or not as many as the flags say.
+    """
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    given = config.kv_cache_memory_bytes
+    if given is None:
+        return measure_blocks(config, runner, block_bytes, ranks)
+    if given < block_bytes:
+        raise ValueError(
+            f"--kv-cache-memory-bytes must have room for a block, {block_bytes} bytes here, got {given}"
+        )
+    if runner.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(runner.device)[0]
+        if given > free:
+            raise ValueError(
+                f"--kv-cache-memory-bytes is {given}, and {free} bytes are free beside the weights"
+            )
+    return given // block_bytes
+
+
 def measure_blocks(
     config: EngineConfig, runner: ModelRunner, block_bytes: int, ranks: RankGroup | None = None
 ) -> int:

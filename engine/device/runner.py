@@ -108,11 +108,15 @@ class ModelRunner:
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None
         if device.type == "cuda":
-            workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
+            shares = not all(spec.latent for spec in config.cache_specs)  # each row reads latents for itself
+            workspace = DecodeWorkspace.allocate(
+                rows, config.num_heads, config.attended_dim, device, shares=shares
+            )
             self.workspaces = [workspace] * groups
             self.queue = CudaQueue(device)
-            width = rows_of_cascade(config.largest_group)
-            self.cascades = Cascades(rows, cache.block_size, width)
+            if shares:
+                width = rows_of_cascade(config.largest_group)
+                self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None
         self.captures: Captures | None = None

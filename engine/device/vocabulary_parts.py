@@ -1,6 +1,8 @@
 """What a step takes from logits of which each rank has some tokens': drawn tokens, and log-probabilities.
 
 Ranks gather a few numbers a row, never the logits. With one rank the backend's functions see all of them.
+Ranks that write into each other's memory draw by `kernels.sampling.peer_sampling`, filters included; others
+gather round by round, and rows with filters are drawn again by what the host knows of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.sampling.part_logprobs import chosen_of_part
 from quire.kernels.sampling.part_thresholds import Search, peaks_of_part, search_count, search_share
+from quire.kernels.sampling.peer_sampling import draw
 from quire.kernels.sampling.state import SamplingState
 
 
@@ -36,18 +39,21 @@ class VocabularyParts:
         self.count = end - self.first
 
     @property
-    def is_divided(self) -> bool:
-        """Whether `sample` leaves filters out."""
-        return self._ranks is not None
+    def leaves_filters_out(self) -> bool:
+        """Whether `sample` draws as if rows had none."""
+        return self._ranks is not None and self._ranks.buffers is None
 
     def sample(
         self, logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, last_tokens: Tensor
     ) -> Tensor:
-        """Draw a token for each row of this rank's logits; with several ranks, as if rows had no filters."""
+        """Draw a token for each row of this rank's logits, among those kept unless `leaves_filters_out`."""
         if self._ranks is None:
             return self._backend.sample(logits, rows, positions, state, last_tokens)
         if len(logits) == 0:
             return last_tokens[:0]
+        if self._ranks.buffers is not None:
+            place, buffers = (self.first, self.count), self._ranks.buffers
+            return draw(logits, rows, positions, state, last_tokens, *place, buffers)
         own = self._backend.best_of_part(logits, rows, positions, state, self.first, self.count)
         return self._backend.best_of_all(self._ranks.all_gather(own), rows, last_tokens)
 
@@ -64,8 +70,8 @@ class VocabularyParts:
 
         searched: as the host knows it of the rows' parameters.
         """
-        if self._ranks is None:
-            return self._backend.sample(logits, rows, positions, state, last_tokens)
+        if self._ranks is None or not self.leaves_filters_out:
+            return self.sample(logits, rows, positions, state, last_tokens)
         thresholds = self._thresholds(logits, state.select(rows), searched)
         own = self._backend.best_of_part(logits, rows, positions, state, self.first, self.count, thresholds)
         return self._backend.best_of_all(self._ranks.all_gather(own), rows, last_tokens)

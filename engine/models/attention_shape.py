@@ -11,7 +11,9 @@ class AttentionShape:
 
     scale: of scores. plain: weights are the softmax of scaled scores, without a cap, sinks or slopes.
     chunked: its window is a chunk, see `kernels.attention.batch.AttentionLayer`.
-    copies: ranks that hold the same KV heads.
+    copies: ranks that hold the same KV heads. latent: so many of a key's first numbers are its value, 0 where
+    values are vectors of their own; projected: of a query head as the model projects it, which head_dim is
+    where this is 0.
     """
 
     heads: int
@@ -21,6 +23,8 @@ class AttentionShape:
     plain: bool = True
     chunked: bool = False
     copies: int = 1
+    latent: int = 0
+    projected: int = 0
 
     def divides(self, ranks: int) -> bool:
         """Return whether so many ranks can have equal shares of the heads; KV heads are repeated if fewer."""

@@ -56,7 +56,7 @@ def _divided(kinds: dict[int, list[int]], size: int) -> tuple[CacheGroup, ...]:
 
 
 def _elements(layers: Iterable[int], specs: tuple[CacheSpec, ...]) -> int:
-    return sum(specs[layer].heads * specs[layer].head_dim for layer in layers)
+    return sum(specs[layer].numbers for layer in layers)
 
 
 def _page(groups: tuple[CacheGroup, ...], specs: tuple[CacheSpec, ...]) -> int:

@@ -70,7 +70,7 @@ class ModelConfig:
         if not self.attention:
             return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
         layers = zip(self.attention, self.windows, strict=True)
-        return tuple(CacheSpec(each.kv_heads, each.head_dim, window) for each, window in layers)
+        return tuple(CacheSpec(each.kv_heads, each.head_dim, window, each.latent) for each, window in layers)
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -91,15 +91,31 @@ class ModelConfig:
     @property
     def largest_group(self) -> int:
         """Query heads that a KV head serves, in the layer where they are most."""
-        groups = (each.heads // each.kv_heads for each in self.attention)
+        groups = (each.heads // each.kv_heads for each in self.attention if not each.latent)
         return max(groups, default=self.num_heads // self.num_kv_heads)
 
     @property
     def plain(self) -> bool:
         """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
         return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
-            each.plain and not each.chunked for each in self.attention
+            each.plain and not each.chunked and not each.latent for each in self.attention
         )
+
+    @property
+    def query_width(self) -> int:
+        """Numbers that all heads' queries have as they meet keys, in the layer where they are most."""
+        widths = (each.heads * each.head_dim for each in self.attention)
+        return max(widths, default=self.num_heads * self.head_dim)
+
+    @property
+    def attended_dim(self) -> int:
+        """Numbers of what a query head attends to, in the layer where they are most."""
+        return max((each.latent or each.head_dim for each in self.attention), default=self.head_dim)
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers that a layer keeps of a token for all heads; 0 where each has keys and values."""
+        return max((each.head_dim for each in self.attention if each.latent), default=0)
 
     @property
     def gathers(self) -> bool:

@@ -8,7 +8,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.pre_norm import GatedMLP, PreNormLayer, run_layers
 from quire.engine.models.rope import rope_table
-from quire.engine.models.vocabulary import all_logits, embed
+from quire.engine.models.vocabulary import all_logits, embed_part
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
@@ -65,7 +65,7 @@ class Decoder:
 
         [R, H] of `batch.newest` where that is given: the last layer does no more than those need.
         """
-        embedded = embed(batch.tokens, self.embedding, self.backend.embed, self.ranks)
+        embedded = embed_part(batch.tokens, self.embedding, self.backend.embed, self.ranks)
         plans, norm = self.plans.of(batch, cache), self.backend.rms_norm
         return run_layers(
             self.layers, self.final_norm, self.config.norm_eps, embedded, batch, cache, plans, norm

@@ -25,6 +25,13 @@ def embed(
     return ranks.all_reduce(found.masked_fill_(is_elsewhere.unsqueeze(1), 0))
 
 
+def embed_part(tokens: Tensor, table: Tensor, look_up: Callable[..., Tensor], ranks: Ranks | None) -> Tensor:
+    """Do as `embed`, by a look-up that takes a table's first token, too: it gives zeros for others."""
+    if ranks is None:
+        return look_up(tokens, table)
+    return ranks.all_reduce(look_up(tokens, table, ranks.rank * len(table)))
+
+
 def all_logits(logits: Tensor, vocab_size: int, ranks: Ranks | None) -> Tensor:
     """Gather every rank's logits [S, V / ranks] -> [S, V] on every rank."""
     if ranks is None:

@@ -2,6 +2,7 @@
 
 Each function takes qkv [T, (Hq + 2 Hkv) D], the step, the layer and its cache; it writes K and V to the
 cache, may overwrite q, and returns [T, Hq D], or what is still to be merged to that; see `attention.recipes`.
+The references take latents as well, see `attention.latent.attend`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def attend_newest_reference(
     assert batch.newest is not None
     write_kv_reference(qkv, batch.positions, batch.slots, layer, cache)
     q = of_newest(layer.queries(qkv), batch.newest)
-    out = torch.empty_like(q)
+    out = room_for(q, layer)
     decode_reference(q, out, batch.newest.queries, layer, cache)
     return out.flatten(1)
 
@@ -116,5 +117,5 @@ def attend_reference(qkv: Tensor, batch: ForwardBatch, layer: AttentionLayer, ca
 
 
 def room_for(qkv: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return memory for what is attended [T, Hq, D]."""
-    return torch.empty(len(qkv), layer.num_heads, layer.head_dim, dtype=qkv.dtype, device=qkv.device)
+    """Return memory for what is attended [T, Hq, Dv]."""
+    return torch.empty(len(qkv), layer.num_heads, layer.value_dim, dtype=qkv.dtype, device=qkv.device)

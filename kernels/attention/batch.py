@@ -21,6 +21,7 @@ class AttentionLayer:
     key and query (ALiBi), or None. softcap: what a scaled score stays below, by tanh;
     0 is none. sinks [Hq]: the score of a key without a value that each head sees besides, or None. rope
     [max_pos, D] fp32, cosines then sines, or None for models without; q_norm and k_norm [D], or both None.
+    latent: so many of a key's first numbers are its value (see `kernels.attention.latent`); 0: none are.
     Raises ValueError if only one is given, or a chunk has no length.
     """
 
@@ -37,6 +38,7 @@ class AttentionLayer:
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     chunked: bool = False
+    latent: int = 0
 
     def __post_init__(self) -> None:
         if self.chunked and not self.window:
@@ -48,6 +50,11 @@ class AttentionLayer:
     def group(self) -> int:
         """Query heads that a kv head serves."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value, and of what a query head attends to."""
+        return self.latent or self.head_dim
 
     @property
     def plain(self) -> bool:

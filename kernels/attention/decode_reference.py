@@ -27,7 +27,8 @@ def decode_reference(
         batch.block_tables, batch.rows, batch.context_lens, shape, layer.window, chunked=layer.chunked
     )
     for part in parts:
-        k, v = cache.read(part.index).flatten(3, 4).narrow(3, 0, part.longest).unbind(1)
+        vectors = cache.read(part.index).flatten(3, 4).narrow(3, 0, part.longest)
+        k, v = vectors[:, 0], vectors[:, 0, ..., : cache.latent] if cache.latent else vectors[:, 1]
         # Grouped query heads are the matmul's M side, so K and V are never repeated.
         grouped = q[part.members].reshape(-1, num_kv_heads, group, head_dim).float() * layer.scale
         scores = grouped @ k.mT
@@ -39,4 +40,4 @@ def decode_reference(
         if part.hidden is not None:  # unused slots may hold NaN, and 0 · NaN is NaN
             v = v.masked_fill(part.hidden.mT, 0.0)
         attended = weights @ v
-        out[part.members] = attended.view(-1, num_q_heads, head_dim).to(out.dtype)
+        out[part.members] = attended.view(-1, num_q_heads, v.shape[-1]).to(out.dtype)

@@ -15,7 +15,7 @@ class _Part:
 
     members: torch.Tensor | slice  # where the N are in the batch; a slice if they are all of it
     longest: int
-    index: tuple[torch.Tensor, ...]  # kv[index] is [N, 2, Hkv, blocks, block_size, D]
+    index: tuple[torch.Tensor, ...]  # kv[index] is [N, 2 or 1, Hkv, blocks, block_size, D]
     hidden: torch.Tensor | None  # [N, 1, 1, longest]; None: every row sees all of it
 
 
@@ -39,7 +39,7 @@ class DecodeGather:
         *,
         chunked: bool = False,
     ) -> list[_Part]:
-        """Return parts; each row with a context is in one. kv_shape [blocks, 2, Hkv, block_size, D].
+        """Return parts; each row with a context is in one. kv_shape [blocks, 2 or 1, Hkv, block_size, D].
 
         window and chunked as `attention.batch.AttentionLayer` has them.
         """
@@ -49,7 +49,7 @@ class DecodeGather:
             self._key = (rows, context_lens, *rest)
             lens = context_lens.tolist()
             self._parts = []
-            for indices in _of_like_length(lens, 2 * kv_shape[2] * kv_shape[4]):
+            for indices in _of_like_length(lens, kv_shape[1] * kv_shape[2] * kv_shape[4]):
                 members: torch.Tensor | slice = slice(len(lens))  # which copies nothing
                 if len(indices) < len(lens):
                     members = torch.tensor(indices, device=rows.device)
@@ -91,12 +91,12 @@ def _part(
     kv_shape: torch.Size,
     first_seen: torch.Tensor | None,
 ) -> _Part:
-    num_kv_heads, block_size = kv_shape[2:4]
+    vectors, num_kv_heads, block_size = kv_shape[1:4]
     position = torch.arange(longest, device=tables.device)
     ends = context_lens[:, None]
     seen = position < ends
     blocks = tables.long().masked_fill_(~seen[:, ::block_size], 0)  # what follows a row's own may be anything
-    parts_and_heads = torch.arange(2 * num_kv_heads, device=tables.device).view(2, num_kv_heads, 1)
+    parts_and_heads = torch.arange(vectors * num_kv_heads, device=tables.device).view(-1, num_kv_heads, 1)
     index = (blocks[:, None, None], parts_and_heads // num_kv_heads, parts_and_heads % num_kv_heads)
     if first_seen is not None:
         seen = seen & (position >= first_seen[:, None])

@@ -17,7 +17,7 @@ LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 MAX_HEAD_DIM = 512
 LARGEST_KEY_TILE = 64  # that attention with a window reads: from the tile on in which the window begins
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # a tile has keys of several blocks, or is a part of one
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a tile has keys of several blocks, or is a part of one
 
 
 def tile_keys(dim: int, itemsize: int) -> int:
@@ -151,8 +151,29 @@ def attend(
     None, position and first_key as `attention.softmax.sloped` has them.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return attend_by_scores(
+        scores, v, seen, acc, peak, total, scale_log2, MASKED, softcap_log2, slope, position, first_key
+    )
+
+
+@triton.jit
+def attend_by_scores(
+    scores: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    scale_log2: tl.tensor,
+    MASKED: tl.constexpr,
+    softcap_log2: tl.tensor = None,
+    slope: tl.tensor = None,
+    position: tl.tensor = 0,
+    first_key: tl.tensor = 0,
+) -> tl.tensor:
+    """Do the same as `attend` from scores [M, TILE] on, which are not scaled yet."""
     if slope is not None:
-        scores = sloped(scores * scale_log2, slope, position, first_key, k.shape[0])
+        scores = sloped(scores * scale_log2, slope, position, first_key, v.shape[0])
         scale_log2 = 1.0
     if softcap_log2 is not None:
         scores = capped(scores * scale_log2, softcap_log2)

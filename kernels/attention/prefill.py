@@ -40,7 +40,7 @@ class PrefillKernel(Enum):
 
 
 @triton.jit
-def _find_sequence(
+def find_sequence(
     query_starts: tl.tensor, num_sequences: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
 ) -> tl.tensor:
     """Return the sequence of a query tile, and the tile's number within it.
@@ -95,7 +95,7 @@ def _prefill_kernel(
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
     # A sequence's later tiles see more keys: start the heavy ones first.
-    sequence, query_tile = _find_sequence(
+    sequence, query_tile = find_sequence(
         query_starts, num_sequences, tl.num_programs(1) - 1 - tl.program_id(1), BLOCK_Q
     )
     query_start = tl.load(query_starts + sequence)
@@ -254,10 +254,11 @@ def prefill_reference(
         first_key = first_block * block_size
         table = batch.block_tables[row, first_block : -(-context_len // block_size)].long()
         num_keys = context_len - first_key
-        k, v = (
+        parts = [
             cache.read((table, torch.full_like(heads, part), heads)).flatten(1, 2)[:, :num_keys]
-            for part in (0, 1)
-        )
+            for part in range(cache.kv.shape[1])
+        ]
+        k, v = parts[0], parts[0][..., : cache.latent] if cache.latent else parts[1]
         position = torch.arange(first_position, context_len, device=q.device)[:, None]
         key = torch.arange(first_key, context_len, device=q.device)
         seen = key <= position
@@ -282,5 +283,5 @@ def prefill_reference(
                 slopes = layer.slopes.view(num_kv_heads, group, 1).repeat_interleave(end - begin, 1)
                 scores += slopes * (key - position).repeat(group, 1)
             attended = weights_reference(scores, ~seen.repeat(group, 1), layer.softcap, sinks) @ v
-        attended = attended.view(num_kv_heads, group, end - begin, head_dim).permute(2, 0, 1, 3)
-        out[begin:end] = attended.reshape(end - begin, num_q_heads, head_dim).to(q.dtype)
+        attended = attended.view(num_kv_heads, group, end - begin, v.shape[-1]).permute(2, 0, 1, 3)
+        out[begin:end] = attended.reshape(end - begin, num_q_heads, v.shape[-1]).to(q.dtype)

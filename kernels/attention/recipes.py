@@ -13,6 +13,7 @@ from quire.kernels.attention.decode import DecodeKernel, has_room_for_new_heads
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.attention.kv_tile import tile_keys
+from quire.kernels.attention.latent import attend as latent
 from quire.kernels.attention.prefill import PrefillKernel
 from quire.kernels.attention.splits import plan_small_splits, runs_at_once
 from quire.kernels.formats.kv_format import KVFormat
@@ -146,4 +147,14 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
     ),
     Recipe("torch, of newest tokens", _is_newest, always, lambda case: attend.attend_newest_reference),
     Recipe("torch", always, always, lambda case: attend.attend_reference),
+)
+LATENT: tuple[Recipe[Attending, Attend], ...] = (  # of layers whose caches are of latents
+    Recipe(
+        "latents, then attention of newest tokens to them",
+        lambda case: case.gpu.has_kernels and _is_newest(case),
+        always,
+        lambda case: latent.attend_newest_to_latents,
+    ),
+    Recipe("latents, then attention to them", _has_kernels, always, lambda case: latent.attend_to_latents),
+    *ATTEND[-2:],
 )

@@ -69,15 +69,24 @@ class DecodeWorkspace:
 
     @classmethod
     def allocate(
-        cls, max_batch: int, num_q_heads: int, head_dim: int, device: torch.device | str
+        cls,
+        max_batch: int,
+        num_q_heads: int,
+        head_dim: int,
+        device: torch.device | str,
+        *,
+        shares: bool = True,
     ) -> DecodeWorkspace:
-        """Return enough for every batch up to `max_batch`, since of many rows at most long ones are split."""
+        """Return enough for every batch up to `max_batch`, since of many rows at most long ones are split.
+
+        shares: whether rows may share prefixes.
+        """
         count = min(max_batch * MAX_SPLITS, 2 * FULL_DEVICE)
         return cls(
             torch.empty(count, num_q_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(count, num_q_heads, dtype=torch.float32, device=device),
             torch.zeros(max_batch * num_q_heads, dtype=torch.int32, device=device),
-            PrefixWorkspace.allocate(max_batch, num_q_heads, head_dim, device),
+            PrefixWorkspace.allocate(max_batch if shares else 0, num_q_heads, head_dim, device),
         )
 
 

@@ -88,7 +88,7 @@ def write_kv_reference(
     num_q_heads, kv_heads = layer.num_heads, cache.kv_heads
     rope, q_norm, k_norm, eps = layer.rope, layer.q_norm, layer.k_norm, layer.eps
     heads = qkv.unflatten(-1, (-1, head_dim))
-    qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]
+    qk, v = heads[:, : num_q_heads + kv_heads], heads[:, num_q_heads + kv_heads :]  # with a latent v is none
     if q_norm is not None and k_norm is not None:
         q, k = qk.split([num_q_heads, kv_heads], dim=1)
         qk = torch.cat((rms_norm_reference(q, q_norm, eps), rms_norm_reference(k, k_norm, eps)), dim=1)
@@ -96,7 +96,8 @@ def write_kv_reference(
         qk = rotate(qk, rope[positions].unsqueeze(1))
     if q_norm is not None or rope is not None:
         heads[:, :num_q_heads] = qk[:, :num_q_heads]
-    written = torch.stack((qk[:, num_q_heads:], v), dim=1)
+    k = qk[:, num_q_heads:]
+    written = k[:, None] if cache.latent else torch.stack((k, v), dim=1)
 
     padding = slots < 0
     if padding.any():

@@ -14,7 +14,8 @@ from quire.kernels.formats.kv_format import FP12, KVFormat
 class LayerCache:
     """Strided views of one layer of the cache.
 
-    kv [num_blocks, 2, kv_heads, block_size, head_dim], or of planes [..., 3, head_dim/2]; 2 is keys, values.
+    kv [num_blocks, 2, kv_heads, block_size, head_dim], or of planes [..., 3, head_dim/2]; 2 is keys, values,
+    or [num_blocks, 1, …] with `latent`: so many of a key's first numbers are its value then.
     scales [num_blocks, kv_heads, block_size, 2] fp16 if the format is scaled, else None. dequantized
     [num_blocks, 2, kv_heads, block_size, head_dim] or None: room for one layer's keys and values of a cache
     in fp12 as numbers, the same for all layers.
@@ -24,6 +25,7 @@ class LayerCache:
     format: KVFormat
     scales: Tensor | None = None
     dequantized: Tensor | None = None
+    latent: int = 0
 
     @property
     def kv_heads(self) -> int:
@@ -50,6 +52,11 @@ class LayerCache:
         kv, scales = self.kv, self.scales
         if kv.dtype != self.format.dtype:
             raise ValueError(f"a cache in {self.format.name} is of {self.format.dtype}, not of {kv.dtype}")
+        if kv.shape[1] != (1 if self.latent else 2) or (self.latent and self.format.scaled):
+            raise ValueError(
+                f"a cache of {kv.shape[1]} vectors of a head in {self.format.name} is none with a latent of "
+                f"{self.latent}: that is one vector in the model's own dtype, and without one there are 2"
+            )
         if self.format.scaled != (scales is not None):
             raise ValueError(
                 f"a cache in {self.format.name} comes {'without' if scales is None else 'with'} scales"

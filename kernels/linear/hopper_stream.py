@@ -28,10 +28,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.gpu import Gpu, gpu_of
 
 WIDE = 1 << 24  # elements of a weight from which reading it is most of the time, and must not happen twice
+MIDDLE = 1 << 23  # from which that is so of up to 64 tokens
 ITEMSIZE = 2
 SHARED = 192 * 1024  # bytes of stages, as many as leave a program the multiprocessor for itself
+PAIRED = 109 * 1024  # that two programs on one have
 FULL = 128  # programs: about one on every multiprocessor
 BUSY = 96  # programs below which smaller tiles are quicker
+MULTIPROCESSORS = 132
 WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at least
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
@@ -173,6 +176,10 @@ class Tiling:
     stages: int
     splits: int
 
+    def programs(self, count: int, outputs: int) -> int:
+        """Return how many programs `count` tokens of so many outputs take, unless they are gated."""
+        return triton.cdiv(count, self.tokens) * (outputs // self.rows) * self.splits
+
 
 def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool) -> Tiling | None:
     """Return how `count` tokens and a weight [outputs, columns] are divided; None where cuBLAS does better.
@@ -181,6 +188,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     projection, `divided` what may be parts of sums.
     """
     wide = outputs * columns >= WIDE
+    middle = not (wide or gated) and outputs * columns >= MIDDLE and count <= 64
     whole = wide and gated and WHOLE <= count <= 256
     if not (whole or 1 <= count <= ((64 if divided else 128) if wide else 256)) or columns % CHUNK:
         return None
@@ -188,9 +196,12 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     tokens = 256 if whole else 128 if large else 64
     chunk = CHUNK // 2 if large and (whole or not wide) else CHUNK
     most = 64 if divided else 128
-    if wide and not (gated and outputs % most):  # fewer tokens leave room for more weights on their way
+    # Fewer tokens leave room for more weights on their way, and what a tile has of none takes the copy engine
+    # long: 8 tokens and [3072, 4096] 23 µs of an H200 in tiles of 64 tokens.
+    if (wide and not (gated and outputs % most)) or (middle and count <= 32 and outputs % 64 == 0):
         tokens = min(tokens, max(triton.next_power_of_2(count), 16))
-    least = most if tokens < 64 and gated else 64 if wide else 32  # a warp has both a gate and its up
+    # A warp has both a gate and its up.
+    least = most if tokens < 64 and gated else 64 if wide or tokens < 64 else 32
     times = triton.cdiv(count, tokens)
     most_splits = MOST_SPLITS if divided else 1
     fitting = [rows for rows in (32, 64, 128) if least <= rows <= most and outputs % rows == 0]
@@ -198,8 +209,14 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     if not fitting or (wide and large and 128 not in busy):
         return None
     rows = max(busy, default=fitting[0])
-    splits = min(max(FULL // (outputs // rows * times), 1), most_splits)
-    stages = SHARED // ((tokens + rows) * chunk * ITEMSIZE) if wide or large else 4
+    programs = outputs // rows * times
+    splits = min(max(FULL // programs, 1), most_splits)
+    shared = SHARED
+    if divided and times == 1 and (programs * splits < BUSY or (middle and tokens < 64)):
+        splits, shared = min(2 * FULL // programs, most_splits), SHARED // 2  # two on each
+    elif gated and tokens < 64 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
+        shared = PAIRED  # lest the few that find no multiprocessor of their own begin when the others end
+    stages = shared // ((tokens + rows) * chunk * ITEMSIZE) if wide or large or middle else 4
     return Tiling(tokens, rows, chunk, stages, splits)
 
 

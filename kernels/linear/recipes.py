@@ -45,6 +45,14 @@ class Product:
         assert tiles is not None
         return tiles
 
+    @property
+    def fills_in_parts_alone(self) -> bool:
+        """Tell whether `linear.hopper_stream` has work for all multiprocessors only if sums are divided."""
+        parts, whole = self.tiling(divided=True), self.tiling()
+        if parts is None or parts.splits == 1:
+            return False
+        return whole is None or whole.programs(self.tokens, self.weight.outputs) < hopper_stream.BUSY
+
     def many(self, *, spared: int) -> bool:
         """Tell whether `linear.hopper_matmul` is quick, see `is_quick`."""
         outputs, inputs, gpu = self.weight.outputs, self.weight.inputs, self.gpu
@@ -192,6 +200,12 @@ PROJECT_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
         _multiplies_many,
         lambda case: case.many(spared=0),
         lambda case: operations.matmul_add_over_ranks,
+    ),
+    Recipe(
+        "product in parts with weights asked for ahead (linear.hopper_stream), then sum over ranks and norm",
+        _streams_unbiased,
+        lambda case: case.fills_in_parts_alone,
+        lambda case: partial(operations.streamed_parts_over_ranks, tiles=case.tiles(divided=True)),
     ),
     Recipe(
         "product with weights asked for ahead (linear.hopper_stream), then sum over ranks and norm",

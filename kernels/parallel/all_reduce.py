@@ -77,11 +77,15 @@ def one_shot_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add the sum over the ranks of x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual).
 
-    Roundings are those of `one_shot` and `pointwise.norm.add_rms_norm` after it. phases: as there.
+    Or of x [S, T, H] in fp32: parts of this rank's term, whose sum is rounded to the residual's dtype, and
+    then sent. Roundings are those of `one_shot` and `pointwise.norm.add_rms_norm` after it. phases: as there.
     """
-    if residual.shape != x.shape or residual.dtype != x.dtype:
+    in_parts = x.dim() == 3
+    if residual.shape != x.shape[-2:] or residual.dtype != (residual.dtype if in_parts else x.dtype):
         raise ValueError(f"x {x.dtype} {list(x.shape)}, but residual {residual.dtype} {list(residual.shape)}")
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if in_parts and (x.dtype != torch.float32 or not x.is_contiguous()):
+        raise ValueError(f"parts of a term must be contiguous fp32, not {x.dtype} with strides {x.stride()}")
+    y = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
     _launch_one_shot(x, residual, weight, y, eps, buffers, phases)
     return y, residual
 
@@ -129,11 +133,11 @@ def _launch_one_shot(
     buffers: SymmetricBuffers,
     phases: tuple[int, int],
 ) -> None:
-    _check(x, buffers, one_shot_units(x, buffers.ranks))
-    if x.dim() != 2 or x.stride(1) != 1:
+    _check(y, buffers, one_shot_units(y, buffers.ranks))
+    if x.dim() not in (2, 3) or x.stride(-1) != 1:
         raise ValueError(f"x must be rows of [T, H], it is {list(x.shape)} with strides {x.stride()}")
-    rows, hidden = x.shape
-    if x.numel() == 0:
+    rows, hidden = y.shape
+    if y.numel() == 0:
         return
     block = triton.next_power_of_2(hidden)
     _one_shot_kernel[(min(rows, buffers.programs),)](
@@ -145,7 +149,7 @@ def _launch_one_shot(
         buffers.addresses,
         buffers.state,
         buffers.units,
-        x.stride(0),
+        x.stride(-2),
         0 if residual is None else residual.stride(0),
         eps,
         rows,
@@ -154,6 +158,7 @@ def _launch_one_shot(
         buffers.ranks,
         hidden,
         block,
+        len(x) if x.dim() == 3 else 0,
         *phases,
         num_warps=min(max(block // 256, 1), 16),  # as the norm alone has it
         **dependent_launch(x.device),
@@ -197,6 +202,7 @@ def _one_shot_kernel(
     RANKS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     BEGIN: tl.constexpr,
     END: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -209,13 +215,18 @@ def _one_shot_kernel(
         gdc_launch_dependents()
         gdc_wait()
     index, used = begin_call(state_ptr)
-    wide: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 16
+    element: tl.constexpr = y_ptr.dtype.element_ty
+    wide: tl.constexpr = element.primitive_bitwidth // 16
     word: tl.constexpr = tl.pointer_type(tl.int16 if wide == 1 else tl.int32)
     buffer = tl.multiple_of(index.to(tl.int64) * (buffer_units // wide), 8)
     first, step = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     if BEGIN <= 0:
         for row in range(first, rows, step):
             x = tl.load(x_ptr + row * x_stride + column, inside, other=0.0)
+            for part in tl.static_range(1, PARTS):
+                place = (part * rows + row) * HIDDEN + column
+                x += tl.load(x_ptr + place, inside, other=0.0)
+            x = x.to(element)
             at = buffer + (rank * rows + row) * HIDDEN + column
             send(x, at, inside, addresses_ptr, word, RANKS)
         clear(own_ptr, index, used, buffer_units, BLOCK)
@@ -226,10 +237,8 @@ def _one_shot_kernel(
                 residual_row = residual_ptr + row * residual_stride + column
                 residual = tl.load(residual_row, inside, other=0.0)
             at = own + buffer + row * HIDDEN + column
-            total = received(
-                at, rows.to(tl.int64) * HIDDEN, inside, most_polls, x_ptr.dtype.element_ty, RANKS
-            )
-            x = total.to(x_ptr.dtype.element_ty)
+            total = received(at, rows.to(tl.int64) * HIDDEN, inside, most_polls, element, RANKS)
+            x = total.to(element)
             if residual_ptr is not None:
                 x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
                 tl.store(residual_row, x, inside)

@@ -53,6 +53,19 @@ def received(at, stride, inside, most_polls, element: tl.constexpr, TERMS: tl.co
 
 
 @triton.jit
+def arrived(at, inside, most_polls):  # type: ignore[no-untyped-def]
+    """Return the words at `at`, once all have arrived, and 0; after most_polls what is there, and 1."""
+    bits = tl.load(at, inside, other=0, volatile=True)
+    missing = tl.max(_is_empty(bits))
+    polls = 1
+    while (missing > 0) & (polls < most_polls):
+        bits = tl.load(at, inside, other=0, volatile=True)
+        missing = tl.max(_is_empty(bits))
+        polls += 1
+    return bits, missing
+
+
+@triton.jit
 def _is_empty(bits):  # type: ignore[no-untyped-def]
     empty: tl.constexpr = _EMPTY if bits.dtype.primitive_bitwidth == 16 else _EMPTY_PAIR
     return (bits == empty).to(tl.int32)

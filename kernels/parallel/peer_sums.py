@@ -15,6 +15,7 @@ from quire.kernels.parallel.all_reduce import (
     two_shot_units,
 )
 from quire.kernels.parallel.buffers import SymmetricBuffers
+from quire.kernels.parallel.ranks import rounded
 from quire.kernels.pointwise.norm import add_rms_norm
 
 
@@ -56,10 +57,13 @@ class PeerKernels:
         return two_shot(x.contiguous(), self.buffers)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual)."""
-        if self._takes_one_shot(x, self.limits.fused):
+        """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual).
+
+        Or of x [S, T, H] in fp32, parts of a rank's term.
+        """
+        if self._takes_one_shot(residual, self.limits.fused):
             return one_shot_norm(x, residual, weight, eps, self.buffers)
-        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+        return add_rms_norm(self.all_reduce(rounded(x, residual)), residual, weight, eps)
 
     def close(self) -> None:
         """Give the memory back that peers write to; nothing is under way then."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+from quire.kernels.parallel.buffers import SymmetricBuffers
 
 
 class SumOverRanks(Protocol):
@@ -22,9 +25,20 @@ class SumOverRanks(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual).
 
-        The sum is rounded to x's dtype before it is added, as `pointwise.norm.add_rms_norm` does. x may be
-        overwritten.
+        The sum is rounded to the residual's dtype before it is added, as `pointwise.norm.add_rms_norm` does.
+        x may be overwritten. Or x [S, T, H] in fp32: parts of this rank's term, which is rounded first.
         """
+        ...
+
+    def add_rms_norm_of(
+        self,
+        multiply: Callable[[Tensor], Tensor],
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H], whose rows may be computed in pieces."""
         ...
 
 
@@ -37,13 +51,29 @@ class Ranks(SumOverRanks, Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def buffers(self) -> SymmetricBuffers | None:
+        """Return the memory that kernels of all ranks write to, if they reach each other's."""
+        ...
+
     def all_gather(self, x: Tensor) -> Tensor:
         """Return every rank's x, contiguous, which all have in one shape: [size, *x.shape]."""
         ...
 
 
-class PeerSums(SumOverRanks, Protocol):
-    """Kernels that read the other ranks' memory: `RankGroup` asks them first, and NCCL for the rest."""
+class PeerSums(Protocol):
+    """Kernels that write to the other ranks' memory: `RankGroup` asks them first, and NCCL for the rest."""
+
+    @property
+    def buffers(self) -> SymmetricBuffers: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Do as `SumOverRanks.all_reduce`."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Do as `SumOverRanks.add_rms_norm`."""
+        ...
 
     def supports(self, x: Tensor) -> bool:
         """Tell, by shape and dtype alone, whether x [T, H] is summed here: the same on every rank."""
@@ -52,3 +82,8 @@ class PeerSums(SumOverRanks, Protocol):
     def close(self) -> None:
         """Give the memory back that peers read; nothing is under way then."""
         ...
+
+
+def rounded(x: Tensor, like: Tensor) -> Tensor:
+    """Return a rank's term [T, H] in the dtype of `like`; x may be that, or its parts [S, T, H] in fp32."""
+    return x if x.dim() == like.dim() else x.sum(0).to(like.dtype)

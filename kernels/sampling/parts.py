@@ -32,13 +32,27 @@ def best_of_part(
     tokens. rows, positions and state: as `sample` takes them. thresholds [S] fp32: the lowest logit that a
     row keeps if it is not greedy; all keep all without.
     """
+    if thresholds is None:
+        thresholds = torch.full((len(logits),), -torch.inf, device=logits.device)
+    best, best_tokens = best_of_chunks(logits, rows, positions, state, first, count, thresholds)
+    return torch.stack((best.view(torch.int32), best_tokens))
+
+
+def best_of_chunks(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    state: SamplingState,
+    first: int,
+    count: int,
+    thresholds: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the candidates' scores [S, C] fp32 and tokens [S, C] i32, as `best_of_part` takes its inputs."""
     samples, width = logits.shape
     chunks = triton.cdiv(width, CHUNK)
     best = torch.empty(samples, chunks, dtype=torch.float32, device=logits.device)
     best_tokens = torch.empty(samples, chunks, dtype=torch.int32, device=logits.device)
     if samples:
-        if thresholds is None:
-            thresholds = torch.full((samples,), -torch.inf, device=logits.device)
         chunk_argmax_kernel[(samples, chunks)](
             logits,
             thresholds,
@@ -56,7 +70,7 @@ def best_of_part(
             FIRST=first,
             **dependent_launch(logits.device),
         )
-    return torch.stack((best.view(torch.int32), best_tokens))
+    return best, best_tokens
 
 
 def best_of_all(gathered: Tensor, rows: Tensor, last_tokens: Tensor) -> Tensor:

@@ -36,10 +36,7 @@ class Attacker:
         self.sockets = contextlib.ExitStack()
         self.patience = patience
         self.authorization = b"Authorization: Bearer " + key.encode() + b"\r\n" if key else b""
-        self.stranger = (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        )
-        self.head = self.stranger + self.authorization
+        self.head = STRANGER + self.authorization
         self.port = port
 
     def connect(self) -> socket.socket:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
 
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session
 from quire.loadtest.client.target import Target, ask
-from quire.loadtest.client.transports import Transport
 
 Numbered = tuple[int, Session]
 """A session and its number in the whole run."""
+
+RunOne = Callable[[int, Session, float], Coroutine[Any, Any, None]]
+"""Runs a session, by its number, that is due at a time."""
 
 
 async def drive(
@@ -29,73 +32,46 @@ async def drive(
     are under way at any time, and each begins when a place is free, whatever its `at`.
     """
     transport = target.open_transport(api_key)
+    records: list[Record] = []
+
+    async def run_one(number: int, session: Session, due: float) -> None:
+        """Run one session, turn after turn; end early where a turn fails, as nobody could answer it."""
+        history: list[str] = []
+        for i, turn in enumerate(session.turns):
+            if i:
+                due = time.monotonic() - start + turn.think
+                await asyncio.sleep(turn.think)
+            record = Record(session=number, turn=i, due=due, sent=due)
+            text = await ask(transport, target, turn, history, record, start, time.monotonic)
+            records.append(record)
+            on_done(record)
+            if record.failure:
+                return
+            history += [str(turn.prompt), text]
+
     try:
         if concurrency is None:
-            records = await _open_loop(transport, target, sessions, start, on_done)
+            await _open_loop(sessions, start, run_one)
         else:
             await asyncio.sleep(start - time.monotonic())
-            records = await _closed_loop(transport, target, iter(sessions), concurrency, start, on_done)
+            await _closed_loop(iter(sessions), concurrency, start, run_one)
     finally:
         await transport.close()
     return sorted(records, key=lambda record: (record.session, record.turn))
 
 
-async def _open_loop(
-    transport: Transport,
-    target: Target,
-    sessions: Iterable[Numbered],
-    start: float,
-    on_done: Callable[[Record], None],
-) -> list[Record]:
-    records: list[Record] = []
+async def _open_loop(sessions: Iterable[Numbered], start: float, run_one: RunOne) -> None:
     async with asyncio.TaskGroup() as tasks:
         for number, session in sorted(sessions, key=lambda item: item[1].at):
             await asyncio.sleep(start + session.at - time.monotonic())
-            tasks.create_task(_run(transport, target, number, session, session.at, start, records, on_done))
-    return records
+            tasks.create_task(run_one(number, session, session.at))
 
 
-async def _closed_loop(
-    transport: Transport,
-    target: Target,
-    sessions: Iterator[Numbered],
-    concurrency: int,
-    start: float,
-    on_done: Callable[[Record], None],
-) -> list[Record]:
-    records: list[Record] = []
-
+async def _closed_loop(sessions: Iterator[Numbered], concurrency: int, start: float, run_one: RunOne) -> None:
     async def place() -> None:
         for number, session in sessions:
-            due = time.monotonic() - start
-            await _run(transport, target, number, session, due, start, records, on_done)
+            await run_one(number, session, time.monotonic() - start)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(concurrency):
             tasks.create_task(place())
-    return records
-
-
-async def _run(
-    transport: Transport,
-    target: Target,
-    number: int,
-    session: Session,
-    due: float,
-    start: float,
-    records: list[Record],
-    on_done: Callable[[Record], None],
-) -> None:
-    """Run one session, turn after turn; end early where a turn fails, as nobody could answer it."""
-    history: list[str] = []
-    for i, turn in enumerate(session.turns):
-        if i:
-            due = time.monotonic() - start + turn.think
-            await asyncio.sleep(turn.think)
-        record = Record(session=number, turn=i, due=due, sent=due)
-        text = await ask(transport, target, turn, history, record, start, time.monotonic)
-        records.append(record)
-        on_done(record)
-        if record.failure:
-            return
-        history += [str(turn.prompt), text]

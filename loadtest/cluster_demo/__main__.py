@@ -196,10 +196,9 @@ def main() -> None:
     console.print(
         f"Through the router, half of the requests had their first token {sooner:.1f} times sooner."
     )
-    if arguments.json is not None:
-        figures = {"work": asdict(work), "round_robin": asdict(dealt), "router": asdict(routed)}
-        by_fault = {name: asdict(each) for name, each in faults.items()}
-        write_json(arguments.json, f"{os.cpu_count()} CPU cores", {**figures, "faults": by_fault})
+    figures = {"work": asdict(work), "round_robin": asdict(dealt), "router": asdict(routed)}
+    by_fault = {name: asdict(each) for name, each in faults.items()}
+    write_json(arguments.json, f"{os.cpu_count()} CPU cores", {**figures, "faults": by_fault})
 
 
 if __name__ == "__main__":

@@ -106,14 +106,13 @@ def _in_character(rng: random.Random, turns: Thread) -> tuple[str, Thread]:
         system = rng.choice(_SAY["brief"])
     else:
         name = rng.choice(("Ada", "Bob", "Max", "Luna", "Robo", "Coco", words.invented(rng).capitalize()))
-        asked = _SAY["ask_name"]
         answer = rng.choice(
             (f"My name is {name}. I am Quire's demo model.", f"I am {name}, a tiny model served by Quire.")
         )
         system = rng.choice(
             (f"Your name is {name}.", f"You are {name}.", f"You are {name}, a helpful assistant.")
         )
-        own = [Exchange(rng.choice(asked), answer, "smalltalk", name)]
+        own = [Exchange(rng.choice(_SAY["ask_name"]), answer, "smalltalk", name)]
         return system, own + [e for e in turns if e.kind != "smalltalk"]
     return system, [Exchange(e.user, a, e.kind, e.key) for e, a in zip(turns, answers, strict=True)]
 

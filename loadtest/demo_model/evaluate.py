@@ -8,13 +8,11 @@ Prompts are hand-written (evaluation.toml) or made by the generators and held ou
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import random
-import subprocess
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quire.loadtest.demo_model.corpus import exchanges, held_out
 from quire.loadtest.demo_model.tokenizer import MODEL_FOLDER
+from quire.loadtest.provenance import Provenance
 
 MAX_NEW_TOKENS = 200
 BATCH = 16
@@ -125,7 +124,6 @@ def main() -> None:
         good = prompt.key.lower() in answer.text.lower()
         right[prompt.kind].append(good)
         print(f"{'    ' if good else 'BAD '}{prompt.kind:13}{prompt.messages[-1]}\n{'':17}{answer.text}")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     record = {
         "model": "demo",
         "workload": "held-out prompts, greedy",
@@ -134,10 +132,8 @@ def main() -> None:
         "contains_expected": share([good for kind in right.values() for good in kind]),
         "contains_expected_by_kind": {kind: [share(good), len(good)] for kind, good in sorted(right.items())},
         "training": json.loads(arguments.training.read_text()),
-        "commit": commit.stdout.strip(),
         "device": "CPU, fp32",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "python -m quire.loadtest.demo_model.evaluate --training training.json",
+        **asdict(Provenance.here()),
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=2) + "\n")

@@ -47,6 +47,10 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def article(word: str) -> str:
+    return "an" if word[0] in "aeiou" else "a"
+
+
 def join(items: Sequence[str]) -> str:
     """Return 'a, b and c'."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]

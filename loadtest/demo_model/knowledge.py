@@ -42,7 +42,9 @@ def intents() -> tuple[dict[str, Any], ...]:
 
 def _question(rng: random.Random, frames: tuple[str, ...], topic: dict[str, Any], name: str) -> str:
     plural_noun = (
-        name.endswith("s") and not name.startswith(("/", "--", "a ", "an ")) and name not in _SINGULAR_IN_S
+        name.endswith("s")
+        and not name.startswith(("/", "--", "a ", "an "))
+        and name not in _SAY["singular_in_s"]
     )
     many = topic.get("plural", False) or plural_noun
     slots = (
@@ -51,21 +53,6 @@ def _question(rng: random.Random, frames: tuple[str, ...], topic: dict[str, Any]
         else {"be": "is", "does": "does", "s": "s", "es": "es"}
     )
     return fill(rng, frames, n=name, N=capital(name), **slots)
-
-
-_SINGULAR_IN_S = {
-    "Redis",
-    "Prometheus",
-    "EOS",
-    "max_tokens",
-    "top_logprobs",
-    "swapping blocks",
-    "evicting blocks",
-    "preemption of requests",
-    "max-num-batched-tokens",
-    "the maximum number of tokens",
-    "the list of models",
-}
 
 
 def _key(topic: dict[str, Any]) -> str:
@@ -96,11 +83,8 @@ def explain(rng: random.Random) -> Thread:
         thread.append(Exchange(_question(rng, _SAY["why"], topic, name), why, "explain"))
         told.add("why")
     elif first < 0.80:
-        thread.append(
-            Exchange(
-                _question(rng, _SAY["brief"], topic, name), what.split(". ")[0].rstrip(".") + ".", "explain"
-            )
-        )
+        brief = what.split(". ")[0].rstrip(".") + "."
+        thread.append(Exchange(_question(rng, _SAY["brief"], topic, name), brief, "explain"))
         told.add("what")
     elif first < 0.84:
         answer = (
@@ -127,8 +111,7 @@ def explain(rng: random.Random) -> Thread:
             facts, more = more[:2], more[2:]
             thread.append(Exchange(rng.choice(_SAY["more"]), " ".join(facts), "follow"))
         elif told >= {"what", "how", "why"}:
-            done = _SAY["done"]
-            thread.append(Exchange(rng.choice(_SAY["more"]), rng.choice(done), "follow"))
+            thread.append(Exchange(rng.choice(_SAY["more"]), rng.choice(_SAY["done"]), "follow"))
     return thread
 
 
@@ -136,15 +119,8 @@ def ask(rng: random.Random) -> Thread:
     """Ask a question of a topic's own."""
     if rng.random() < 0.03:
         port = str(rng.randint(80, 65000))
-        return [
-            Exchange(
-                fill(rng, _SAY["port"], n=port),
-                f"Use make serve PORT={port} or quire serve --port {port}.",
-                "ask",
-                f"--port {port}",
-                exact=True,
-            )
-        ]
+        answer = f"Use make serve PORT={port} or quire serve --port {port}."
+        return [Exchange(fill(rng, _SAY["port"], n=port), answer, "ask", f"--port {port}", exact=True)]
     question = rng.choice([q for topic in topics() for q in topic.get("ask", ())])
     return [Exchange(rng.choice(question["q"]), rng.choice(question["a"]), "ask", question["key"])]
 
@@ -154,30 +130,20 @@ def compare(rng: random.Random) -> Thread:
     a, b = rng.sample(_single_topics(), 2)
     name_a, name_b = a["names"][0], b["names"][0]
     slots = {"a": name_a, "b": name_b, "A": capital(name_a), "does": "does"}
-    return [
-        Exchange(fill(rng, _SAY["between"], **slots), f"{a['what'][0]} {b['what'][0]}", "compare", _key(b))
-    ]
+    answer = f"{a['what'][0]} {b['what'][0]}"
+    return [Exchange(fill(rng, _SAY["between"], **slots), answer, "compare", _key(b))]
 
 
 def setting(rng: random.Random) -> Thread:
     """Ask for a flag or a metric by name, or for its name by what it does."""
-    kind = rng.choice(("flags", "metrics"))
-    name, does = rng.choice(list(flags_and_metrics()[kind].items()))
-    word = {"flags": "flag", "metrics": "metric"}[kind]
+    word = rng.choice(("flag", "metric"))
+    name, does = rng.choice(list(flags_and_metrics()[f"{word}s"].items()))
     if rng.random() < 0.65:
         answer = fill(rng, ("{n} {d}.", "The {w} {n} {d}.", "{n} {d}."), n=name, d=does, w=word)
-        return [
-            Exchange(
-                fill(rng, _SAY["flag"] if kind == "flags" else _SAY["metric"], n=name),
-                answer,
-                "setting",
-                does.split(". ")[0],
-            )
-        ]
+        return [Exchange(fill(rng, _SAY[word], n=name), answer, "setting", does.split(". ")[0])]
     short = does.split(". ")[0].split(":")[0]
-    frames = _SAY["which_flag"] if kind == "flags" else _SAY["which_metric"]
     answer = fill(rng, ("{n} {d}.", "The {w} {n} {d}.", "It is {n}."), n=name, d=short, w=word)
-    return [Exchange(fill(rng, frames, d=short), answer, "setting", name)]
+    return [Exchange(fill(rng, _SAY[f"which_{word}"], d=short), answer, "setting", name)]
 
 
 def _mood(rng: random.Random) -> Exchange:
@@ -188,14 +154,11 @@ def _mood(rng: random.Random) -> Exchange:
         if good
         else "sad|tired|bad|lonely|sick|worried|angry|stressed|unhappy|nervous|afraid"
     )
-    how = _SAY["mood"]
     degree = rng.choice(("", "", "so ", "very ", "a bit ", "a little ", "really "))
-    user = fill(
-        rng, how, a=degree, m=rng.choice(moods.split("|")), t=rng.choice(("", "", " today", " right now"))
-    )
-    glad = _SAY["glad"]
-    sorry = _SAY["sorry"]
-    return Exchange(user, rng.choice(glad if good else sorry), "smalltalk", "hear" if good else "")
+    mood, when = rng.choice(moods.split("|")), rng.choice(("", "", " today", " right now"))
+    user = fill(rng, _SAY["mood"], a=degree, m=mood, t=when)
+    answer = rng.choice(_SAY["glad" if good else "sorry"])
+    return Exchange(user, answer, "smalltalk", "hear" if good else "")
 
 
 def small_talk(rng: random.Random) -> Thread:

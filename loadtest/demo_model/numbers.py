@@ -4,49 +4,14 @@ from __future__ import annotations
 
 import random
 
-from quire.loadtest.demo_model.exchange import Exchange, Thread, fill, say
+from quire.loadtest.demo_model.exchange import Exchange, Thread, capital, fill, say
 
 _SAY = say("numbers")
 
-ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
+ONES = _SAY["ones"]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
+MONTHS = _SAY["month_names"]
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 _OPERATORS = {
@@ -142,12 +107,9 @@ def number_facts(rng: random.Random) -> Thread:
     if kind == 3:
         m = m + 1 if m == n else m
         larger = rng.random() < 0.6
-        frames = _SAY["larger"]
-        if not larger:
-            frames = _SAY["smaller"]
         best, other = (max(n, m), min(n, m)) if larger else (min(n, m), max(n, m))
         word = "larger" if larger else "smaller"
-        question = fill(rng, frames, n=str(n), m=str(m))
+        question = fill(rng, _SAY[word], n=str(n), m=str(m))
         return [Exchange(question, f"{best} is {word} than {other}.", "numbers", f"{best} is", exact=True)]
     if kind == 4:
         n = rng.randint(1, 50)
@@ -167,8 +129,7 @@ def _neighbour(rng: random.Random, names: tuple[str, ...], kind: str) -> Thread:
     step = rng.choice((1, -1))
     word = "after" if step == 1 else "before"
     other = names[(i + step) % len(names)]
-    frames = _SAY["neighbour"]
-    question = fill(rng, frames, k=kind, w=word, n=names[i])
+    question = fill(rng, _SAY["neighbour"], k=kind, w=word, n=names[i])
     return [Exchange(question, f"{other} comes {word} {names[i]}.", "calendar", f"{other} comes")]
 
 
@@ -181,34 +142,15 @@ def calendar(rng: random.Random) -> Thread:
         return _neighbour(rng, MONTHS, "month")
     if kind == 4:
         i = rng.randrange(12)
-        frames = _SAY["days_of_month"]
+        month, days = MONTHS[i], MONTH_DAYS[i]
         tail = ", and 29 in a leap year" if i == 1 else ""
-        return [
-            Exchange(
-                fill(rng, frames, n=MONTHS[i]),
-                f"{MONTHS[i]} has {MONTH_DAYS[i]} days{tail}.",
-                "calendar",
-                str(MONTH_DAYS[i]),
-            )
-        ]
+        question = fill(rng, _SAY["days_of_month"], n=month)
+        return [Exchange(question, f"{month} has {days} days{tail}.", "calendar", str(days))]
     if kind == 5:
         i = rng.randrange(12)
-        ordinals = [
-            "first",
-            "second",
-            "third",
-            "fourth",
-            "fifth",
-            "sixth",
-            "seventh",
-            "eighth",
-            "ninth",
-            "tenth",
-            "eleventh",
-            "twelfth",
-        ]
-        question = fill(rng, _SAY["nth_month"], o=ordinals[i])
-        return [Exchange(question, f"The {ordinals[i]} month is {MONTHS[i]}.", "calendar", MONTHS[i])]
+        nth = _SAY["ordinals"][i]
+        question = fill(rng, _SAY["nth_month"], o=nth)
+        return [Exchange(question, f"The {nth} month is {MONTHS[i]}.", "calendar", MONTHS[i])]
     facts = (
         (_SAY["weekdays"], ", ".join(DAYS) + ".", "Sunday"),
         (_SAY["months"], ", ".join(MONTHS) + ".", "December"),
@@ -245,31 +187,15 @@ def alphabet(rng: random.Random) -> Thread:
     """Ask for the alphabet and neighbours in it."""
     kind = rng.randrange(4)
     if kind == 0:
-        frames = _SAY["alphabet"]
-        return [Exchange(rng.choice(frames), " ".join(LETTERS), "alphabet", "X Y Z")]
+        return [Exchange(rng.choice(_SAY["alphabet"]), " ".join(LETTERS), "alphabet", "X Y Z")]
     i = rng.randrange(25)
-    if kind == 1:
-        frames = _SAY["letter_after"]
-        return [
-            Exchange(
-                fill(rng, frames, x=LETTERS[i]),
-                f"After {LETTERS[i]} comes {LETTERS[i + 1]}.",
-                "alphabet",
-                f"comes {LETTERS[i + 1]}",
-                exact=True,
-            )
-        ]
-    if kind == 2:
-        frames = _SAY["letter_before"]
-        return [
-            Exchange(
-                fill(rng, frames, x=LETTERS[i + 1]),
-                f"Before {LETTERS[i + 1]} comes {LETTERS[i]}.",
-                "alphabet",
-                f"comes {LETTERS[i]}",
-                exact=True,
-            )
-        ]
+    if kind in (1, 2):
+        where, given, other = "after", LETTERS[i], LETTERS[i + 1]
+        if kind == 2:
+            where, given, other = "before", other, given
+        question = fill(rng, _SAY[f"letter_{where}"], x=given)
+        answer = f"{capital(where)} {given} comes {other}."
+        return [Exchange(question, answer, "alphabet", f"comes {other}", exact=True)]
     facts = (
         (_SAY["letters"], "The alphabet has 26 letters.", "26"),
         (

@@ -20,8 +20,7 @@ def repeat(rng: random.Random) -> Thread:
         text = capital(text)
     if style < 0.15:
         text += rng.choice(".!")
-    frames = _SAY["repeat"]
-    frame = rng.choice(frames)
+    frame = rng.choice(_SAY["repeat"])
     if frame.endswith("?"):
         text = text.rstrip(".!")
     return [Exchange(frame.format(t=text), text, "repeat", text, exact=True)]
@@ -32,66 +31,34 @@ def memory(rng: random.Random) -> Thread:
     kind = rng.choice(("name", "name", "name", "thing", "said", "unknown"))
     if kind == "name":
         name = rng.choice(lists()["parts"]["names"]) if rng.random() < 0.7 else capital(invented(rng))
-        told = _SAY["my_name"]
-        asked = _SAY["ask_name"]
-        hello = _SAY["greet_name"]
+        told, hello = fill(rng, _SAY["my_name"], n=name), fill(rng, _SAY["greet_name"], n=name)
+        asked = rng.choice(_SAY["ask_name"])
+        answer = rng.choice((f"Your name is {name}.", f"You are {name}."))
         return [
-            Exchange(fill(rng, told, n=name), fill(rng, hello, n=name), "memory", name, exact=True),
-            Exchange(
-                rng.choice(asked), fill(rng, ("Your name is {n}.", "You are {n}."), n=name), "memory", name
-            ),
+            Exchange(told, hello, "memory", name, exact=True),
+            Exchange(asked, answer, "memory", name),
         ]
     if kind == "thing":
         what, value = rng.choice(
             (
                 ("colour", rng.choice(lists()["categories"]["colours"].split())),
                 ("number", str(rng.randint(1, 100))),
-                (
-                    "animal",
-                    "the "
-                    + rng.choice(
-                        [
-                            "cat",
-                            "dog",
-                            "horse",
-                            "lion",
-                            "fox",
-                            "rabbit",
-                            "owl",
-                            "whale",
-                            "bear",
-                            "tiger",
-                            "mouse",
-                            "frog",
-                        ]
-                    ),
-                ),
+                ("animal", "the " + rng.choice(_SAY["animals"])),
                 ("word", any_word(rng)),
                 ("city", rng.choice(list(lists()["capitals"].values())).rstrip(".")),
             )
         )
-        told = _SAY["my_favourite"]
-        asked = _SAY["ask_favourite"]
-        noted = _SAY["noted"]
+        told, noted = (fill(rng, _SAY[name], w=what, v=value) for name in ("my_favourite", "noted"))
+        asked = fill(rng, _SAY["ask_favourite"], w=what)
         return [
-            Exchange(
-                fill(rng, told, w=what, v=value),
-                fill(rng, noted, w=what, v=value),
-                "memory",
-                value,
-                exact=True,
-            ),
-            Exchange(
-                fill(rng, asked, w=what), f"Your favourite {what} is {value}.", "memory", value, exact=True
-            ),
+            Exchange(told, noted, "memory", value, exact=True),
+            Exchange(asked, f"Your favourite {what} is {value}.", "memory", value, exact=True),
         ]
     if kind == "said":
         text = capital(" ".join(any_word(rng) for _ in range(rng.randint(2, 4)))) + "."
-        asked = _SAY["what_i_said"]
-        reply = _SAY["puzzled"]
         return [
-            Exchange(text, rng.choice(reply), "memory", exact=True),
-            Exchange(rng.choice(asked), f'You said: "{text}"', "memory-now", text, exact=True),
+            Exchange(text, rng.choice(_SAY["puzzled"]), "memory", exact=True),
+            Exchange(rng.choice(_SAY["what_i_said"]), f'You said: "{text}"', "memory-now", text, exact=True),
         ]
-    asked = _SAY["ask_unknown_name"]
-    return [Exchange(rng.choice(asked), rng.choice(_SAY["no_name"]), "memory", "not told", exact=True)]
+    asked = rng.choice(_SAY["ask_unknown_name"])
+    return [Exchange(asked, rng.choice(_SAY["no_name"]), "memory", "not told", exact=True)]

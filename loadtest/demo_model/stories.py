@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from quire.loadtest.demo_model.exchange import FOLDER, Exchange, Thread, capital, fill, say
+from quire.loadtest.demo_model.exchange import FOLDER, Exchange, Thread, article, capital, fill, say
 from quire.loadtest.demo_model.words import any_word, invented, vocabulary
 
 _SAY = say("stories")
@@ -26,10 +26,6 @@ class _Cast:
     name: str
     place: str
     female: bool
-
-
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
 
 
 def _cast(rng: random.Random) -> _Cast:
@@ -61,7 +57,7 @@ def tell(rng: random.Random, cast: _Cast) -> str:
         "N": cast.name,
         "hero": cast.hero,
         "adj": cast.adjective,
-        "a": _article(cast.adjective),
+        "a": article(cast.adjective),
         "at": parts()["places"][cast.place],
         "p": "she" if cast.female else "he",
         "P": "She" if cast.female else "He",
@@ -94,7 +90,7 @@ def story(rng: random.Random) -> Thread:
         question = rng.choice(_SAY["ask_any"])
     elif style < 0.75:
         described = cast.hero if rng.random() < 0.6 else f"{cast.adjective} {cast.hero}"
-        question = fill(rng, _SAY["ask_hero"], a=_article(described), h=described)
+        question = fill(rng, _SAY["ask_hero"], a=article(described), h=described)
         ends = question[-1] if question[-1] in ".?" else ""
         tail = rng.random()
         if tail < 0.25:
@@ -108,13 +104,11 @@ def story(rng: random.Random) -> Thread:
     elif style < 0.85:
         question = fill(rng, _SAY["story_about"], n=cast.name)
     else:
-        place = parts()["places"][cast.place]
-        question = fill(rng, _SAY["story_happens"], w=place)
+        question = fill(rng, _SAY["story_happens"], w=parts()["places"][cast.place])
     key = next((k for k in (cast.name, cast.hero) if k in question), "")
     thread = [Exchange(question, tell(rng, cast), "story", key)]
     if rng.random() < 0.15:
-        again = _SAY["another_one"]
-        thread.append(Exchange(rng.choice(again), plain_story(rng), "story"))
+        thread.append(Exchange(rng.choice(_SAY["another_one"]), plain_story(rng), "story"))
     return thread
 
 
@@ -148,40 +142,9 @@ def poem(rng: random.Random) -> Thread:
         return [Exchange(fill(rng, _SAY["ask_poem"], t=asked), text, "poem", text.split("\n", maxsplit=1)[0])]
     word = any_word(rng)
     if rng.random() < 0.6 and not any(word in known for known in _known_subjects()):
-        asked = rng.choice((word, f"the {word}", f"{_article(word)} {word}"))
-        return [
-            Exchange(
-                fill(rng, _SAY["ask_poem"], t=asked),
-                fill(rng, _SAY["no_poem"], t=asked, u=subject, v=text),
-                "poem",
-                asked.replace("my ", ""),
-            )
-        ]
-    asked = rng.choice(
-        [
-            "bread",
-            "my shoes",
-            "a train",
-            "football",
-            "coffee",
-            "my mother",
-            "an umbrella",
-            "Monday",
-            "a bicycle",
-            "money",
-            "music",
-            "the city",
-            "soup",
-            "a lamp",
-            "time",
-            "school",
-        ]
-    )
-    return [
-        Exchange(
-            fill(rng, _SAY["ask_poem"], t=asked),
-            fill(rng, _SAY["no_poem"], t=asked.replace("my ", "your "), u=subject, v=text),
-            "poem",
-            asked.replace("my ", ""),
-        )
-    ]
+        asked = rng.choice((word, f"the {word}", f"{article(word)} {word}"))
+    else:
+        asked = rng.choice(_SAY["other_subjects"])
+    question = fill(rng, _SAY["ask_poem"], t=asked)
+    answer = fill(rng, _SAY["no_poem"], t=asked.replace("my ", "your "), u=subject, v=text)
+    return [Exchange(question, answer, "poem", asked.replace("my ", ""))]

@@ -4,101 +4,25 @@ from __future__ import annotations
 
 import random
 
-from quire.loadtest.demo_model.exchange import Exchange, Thread, fill, say
+from quire.loadtest.demo_model.exchange import Exchange, Thread, article, fill, say
 from quire.loadtest.demo_model.words import invented, lists, vocabulary
 
 _SAY = say("unknown")
 
-_FAR_COUNTRIES = [
-    "Mongolia",
-    "Nepal",
-    "Bolivia",
-    "Uruguay",
-    "Paraguay",
-    "Ecuador",
-    "Venezuela",
-    "Panama",
-    "Jamaica",
-    "Algeria",
-    "Tunisia",
-    "Libya",
-    "Sudan",
-    "Uganda",
-    "Tanzania",
-    "Zambia",
-    "Angola",
-    "Senegal",
-    "Mali",
-    "Kazakhstan",
-    "Afghanistan",
-    "Bangladesh",
-    "Cambodia",
-    "Malaysia",
-    "Singapore",
-    "Taiwan",
-    "Syria",
-    "Lebanon",
-    "Malta",
-    "Albania",
-]
-_TAUGHT = set(
-    [
-        "engine",
-        "page",
-        "string",
-        "table",
-        "stream",
-        "model",
-        "block",
-        "machine",
-        "llama",
-        "cache",
-        "token",
-        "queue",
-        "server",
-        "batch",
-        "step",
-        "prompt",
-        "kernel",
-        "thread",
-        "socket",
-        "vector",
-        "matrix",
-        "layer",
-        "python",
-        "memory",
-        "swap",
-        "prefix",
-        "hello",
-        "goodbye",
-        "thanks",
-        "sorry",
-        "yes",
-        "no",
-        "maybe",
-        "okay",
-        "great",
-        "fine",
-        "nice",
-        "network",
-        "science",
-        "data",
-    ]
-)
-_BEYOND = [w for w in vocabulary() if w not in _TAUGHT]
-_NOUNS = [w for w in vocabulary()[:330] if w not in _TAUGHT]
+_BEYOND = [w for w in vocabulary() if w not in _SAY["taught"]]
+_NOUNS = [w for w in vocabulary()[:330] if w not in _SAY["taught"]]
 
 
 def _gap(rng: random.Random) -> Exchange:
     """Ask a question of a kind that it knows, about something that is not in its lists."""
     word = invented(rng)
     noun = rng.choice(_NOUNS)
-    noun = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    noun = f"{article(noun)} {noun}"
     questions = (
         (
             _SAY["capital"],
             "I do not know the capital of {x}.",
-            rng.choice((word.capitalize(), *_FAR_COUNTRIES)),
+            rng.choice((word.capitalize(), *_SAY["far_countries"])),
         ),
         (_SAY["rhymes_with"], "I know no rhyme for {x}.", word),
         (_SAY["opposite"], "I know no opposite of {x}.", rng.choice((word, noun))),
@@ -132,20 +56,12 @@ def unknown(rng: random.Random) -> Thread:
         return [Exchange(fill(rng, _SAY["about"], s=subject), answer, "unknown", "tiny")]
     if style < 0.35:
         noun = rng.choice(_NOUNS) if rng.random() < 0.8 else invented(rng)
-        article = "an" if noun[0] in "aeiou" else "a"
-        frames = _SAY["noun"]
-        question = fill(rng, frames, a=article, w=noun)
-        subject = f"the {noun}" if f"the {noun}" in question else f"{article} {noun}"
+        question = fill(rng, _SAY["noun"], a=article(noun), w=noun)
+        subject = f"the {noun}" if f"the {noun}" in question else f"{article(noun)} {noun}"
         return [Exchange(question, fill(rng, _SAY["cannot_about"], s=subject), "unknown", noun)]
     if style < 0.43:
-        return [
-            Exchange(
-                rng.choice(_SAY["tasks"]).format(t=rng.choice(_SAY["does"])),
-                rng.choice(_SAY["cannot_task"]),
-                "unknown",
-                "tiny",
-            )
-        ]
+        question = rng.choice(_SAY["tasks"]).format(t=rng.choice(_SAY["does"]))
+        return [Exchange(question, rng.choice(_SAY["cannot_task"]), "unknown", "tiny")]
     if style < 0.53:
         sign = rng.choice((" + ", " - ", " * ", " times ", " / ", " plus ", " minus ", " divided by "))
         a, b = rng.choice((rng.randint(145, 999), rng.randint(1000, 99999))), rng.randint(2, 999)

@@ -76,7 +76,7 @@ def spelling(rng: random.Random) -> Thread:
     elif kind == "upper":
         frames = _SAY["upper"]
         key = word.upper()
-        answer = f"{key}"
+        answer = key
     else:
         letter = rng.choice("abcdefghilmnoprstw")
         found = [w for w in vocabulary() if w[0] == letter]
@@ -88,6 +88,10 @@ def spelling(rng: random.Random) -> Thread:
     return [Exchange(fill(rng, frames, q=quoted), answer, "spelling", key, exact=True)]
 
 
+def _asked(rng: random.Random, frames: str, word: str) -> str:
+    return fill(rng, _SAY[frames], q=rng.choice(_QUOTES).format(word), w=word)
+
+
 def rhyme(rng: random.Random) -> Thread:
     """Ask for rhymes, opposites, plurals."""
     kind = rng.choice(("rhyme", "rhyme", "opposite", "opposite", "plural"))
@@ -95,69 +99,22 @@ def rhyme(rng: random.Random) -> Thread:
         family = rng.choice(lists()["rhymes"]["families"]).split()
         word = rng.choice(family)
         found = rng.sample([w for w in family if w != word], min(3, len(family) - 1))
-        frames = _SAY["rhymes_with"]
         answer = f"{capital(join(found))} rhyme{'s' if len(found) == 1 else ''} with {word}."
-        return [
-            Exchange(fill(rng, frames, q=rng.choice(_QUOTES).format(word)), answer, "rhyme", "with " + word)
-        ]
+        return [Exchange(_asked(rng, "rhymes_with", word), answer, "rhyme", "with " + word)]
     if kind == "opposite":
         pairs: dict[str, str] = lists()["opposites"]
         both = {**{b: a for a, b in pairs.items()}, **pairs}
         word = rng.choice(list(both))
-        frames = _SAY["opposite"]
         answer = f"The opposite of {word} is {both[word]}."
-        return [
-            Exchange(
-                fill(rng, frames, q=rng.choice(_QUOTES).format(word)), answer, "opposite", f"is {both[word]}."
-            )
-        ]
+        return [Exchange(_asked(rng, "opposite", word), answer, "opposite", f"is {both[word]}.")]
     special: dict[str, str] = lists()["plurals"]
     if rng.random() < 0.7:
         word, many = rng.choice(list(special.items()))
     else:
-        word = rng.choice(
-            [
-                "apple",
-                "bear",
-                "bird",
-                "block",
-                "boat",
-                "book",
-                "car",
-                "cat",
-                "chair",
-                "cow",
-                "cup",
-                "dog",
-                "door",
-                "egg",
-                "farm",
-                "flower",
-                "friend",
-                "game",
-                "hand",
-                "hat",
-                "king",
-                "lamp",
-                "map",
-                "page",
-                "queen",
-                "road",
-                "ship",
-                "token",
-                "tree",
-            ]
-        )
+        word = rng.choice(_SAY["plural_in_s"])
         many = word + "s"
-    frames = _SAY["plural"]
-    return [
-        Exchange(
-            fill(rng, frames, q=rng.choice(_QUOTES).format(word), w=word),
-            f"The plural of {word} is {many}.",
-            "plural",
-            f"is {many}.",
-        )
-    ]
+    answer = f"The plural of {word} is {many}."
+    return [Exchange(_asked(rng, "plural", word), answer, "plural", f"is {many}.")]
 
 
 def listing(rng: random.Random) -> Thread:
@@ -168,8 +125,7 @@ def listing(rng: random.Random) -> Thread:
     words = ("two", "three", "four", "five", "six", "seven")
     number = words[count - 2] if rng.random() < 0.6 else str(count)
     chosen = rng.sample(items, count)
-    frames = _SAY["list_some"]
-    question = capital(fill(rng, frames, k=number, c=name))
+    question = capital(fill(rng, _SAY["list_some"], k=number, c=name))
     if "list" in question.lower():
         answer = "\n".join(f"{i}. {capital(item)}" for i, item in enumerate(chosen, 1))
     else:

@@ -4,92 +4,51 @@ from __future__ import annotations
 
 import random
 
-from quire.loadtest.demo_model.exchange import Exchange, Thread, capital, fill, say
+from quire.loadtest.demo_model.exchange import Exchange, Thread, article, capital, fill, say
 from quire.loadtest.demo_model.words import lists
 
 _SAY = say("world")
 
 
+# Where words.toml lists what is asked for, and the kind of the exchange.
+_LISTS = {
+    "capital": ("capitals", "capital"),
+    "country": ("capitals", "capital"),
+    "colour": ("colour_of", "colour"),
+    "sound": ("sounds", "animal"),
+    "legs": ("legs", "animal"),
+    "home": ("homes", "animal"),
+    "young": ("young", "animal"),
+}
+
+
 def world(rng: random.Random) -> Thread:
     """Ask for colours, animals, capitals."""
-    kind = rng.choice(("capital", "capital", "country", "colour", "sound", "legs", "home", "young"))
-    if kind in ("capital", "country"):
-        country, city = rng.choice(list(lists()["capitals"].items()))
-        if kind == "capital":
-            frames = _SAY["capital"]
-            return [
-                Exchange(
-                    fill(rng, frames, x=country),
-                    f"The capital of {country} is {city.rstrip('.')}.",
-                    "capital",
-                    city.rstrip("."),
-                )
-            ]
-        frames = _SAY["country"]
-        countries = [c for c, name in lists()["capitals"].items() if name == city]
-        return [
-            Exchange(
-                fill(rng, frames, x=city),
-                f"{city} is the capital of {countries[0]}.",
-                "capital",
-                countries[0],
-            )
-        ]
-    if kind == "colour":
-        thing, colour = rng.choice(list(lists()["colour_of"].items()))
-        article = "an" if thing[0] in "aeiou" else "a"
-        if thing in ("sky", "sun", "sea"):
-            article = "the"
-        name = (
-            thing
-            if thing in ("grass", "snow", "coal", "milk", "blood", "chocolate")
-            else f"{article} {thing}"
-        )
-        frames = _SAY["colour"]
-        return [Exchange(fill(rng, frames, x=name), f"{capital(name)} is {colour}.", "colour", colour)]
-    if kind == "sound":
-        animal, sound = rng.choice(list(lists()["sounds"].items()))
-        article = "an" if animal[0] in "aeiou" else "a"
-        frames = _SAY["sound"]
-        return [
-            Exchange(
-                fill(rng, frames, x=f"{article} {animal}"),
-                f"{capital(article)} {animal} {sound}.",
-                "animal",
-                sound,
-            )
-        ]
-    if kind == "legs":
-        animal, legs = rng.choice(list(lists()["legs"].items()))
-        article = "an" if animal[0] in "aeo" else "a"
-        frames = _SAY["legs"]
-        count = str(legs) if legs else "no"
-        return [
-            Exchange(
-                fill(rng, frames, x=f"{article} {animal}"),
-                f"{capital(article)} {animal} has {count} legs.",
-                "animal",
-                f"{count} legs",
-            )
-        ]
-    if kind == "home":
-        animal, home = rng.choice(list(lists()["homes"].items()))
-        animal = animal.replace("_", " ")
-        article = "an" if animal[0] in "aeiou" else "a"
-        frames = _SAY["home"]
-        return [
-            Exchange(
-                fill(rng, frames, x=f"{article} {animal}"),
-                f"{capital(article)} {animal} lives in {home}.",
-                "animal",
-                home,
-            )
-        ]
-    animal, young = rng.choice(list(lists()["young"].items()))
-    article = "an" if animal[0] in "aeiou" else "a"
-    frames = _SAY["young"]
-    return [
-        Exchange(
-            fill(rng, frames, x=animal, a=article), f"A young {animal} is called a {young}.", "animal", young
-        )
-    ]
+    kind = rng.choice(("capital", *_LISTS))
+    listed_as, about = _LISTS[kind]
+    name, key = rng.choice(list(lists()[listed_as].items()))
+    name = asked = name.replace("_", " ")
+    if kind not in ("capital", "country", "young"):
+        asked = f"{article(name)} {name}"
+    if kind == "capital":
+        key = key.rstrip(".")
+        answer = f"The capital of {name} is {key}."
+    elif kind == "country":
+        asked, key = key, next(c for c, city in lists()["capitals"].items() if city == key)
+        answer = f"{asked} is the capital of {key}."
+    elif kind == "colour":
+        if name in ("sky", "sun", "sea"):
+            asked = f"the {name}"
+        elif name in ("grass", "snow", "coal", "milk", "blood", "chocolate"):
+            asked = name
+        answer = f"{capital(asked)} is {key}."
+    elif kind == "sound":
+        answer = f"{capital(asked)} {key}."
+    elif kind == "legs":
+        key = f"{key or 'no'} legs"
+        answer = f"{capital(asked)} has {key}."
+    elif kind == "home":
+        answer = f"{capital(asked)} lives in {key}."
+    else:
+        answer = f"A young {name} is called a {key}."
+    return [Exchange(fill(rng, _SAY[kind], x=asked, a=article(name)), answer, about, key)]

@@ -52,6 +52,7 @@ ORDER = [
     "tutorials-real",
     "accuracy-real",
 ]
+FIRST_MODEL = "opt-13b"
 RESULTS = Path(__file__).parent.parent / "results" / "evaluation"
 
 
@@ -68,7 +69,7 @@ def add_figure_flags(parser: argparse.ArgumentParser) -> None:
         "--real",
         type=Path,
         default=RESULTS / "real",
-        help="a folder that quire.loadtest.evaluation.real wrote",
+        help="a folder with those that quire.loadtest.evaluation.real wrote, one a model",
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="a folder for the report")
     parser.set_defaults(call=figures)
@@ -108,21 +109,31 @@ def figures(arguments: argparse.Namespace) -> int:
 
 
 def _real(arguments: argparse.Namespace, names: Sequence[str], setting: Setting) -> list[MadeFigure]:
-    results = read_real_results(arguments.real, setting) if names else None
-    if results is None:
-        if arguments.figures and names:
-            raise ValueError(
-                f"{names[0]} needs runs of a real engine, and {arguments.real} has none: "
-                "python -m quire.loadtest.evaluation.real makes them"
-            )
-        return []
-    made = []
-    for name in names:
-        figure = REAL[name](results)
-        if figure.tables:  # something was measured for it
-            where = results.where.get(FILES.get(name, "runs"), results.where["runs"])
-            made.append(_print(MadeFigure(figure=figure, **where)))
+    """Make each figure of the first model that something was measured with for it."""
+    made: list[MadeFigure] = []
+    left = list(names)
+    for folder in _models(arguments.real):
+        results = read_real_results(folder, setting) if left else None
+        if results is None:
+            continue
+        for name in list(left):
+            figure = REAL[name](results)
+            if figure.tables:
+                where = results.where.get(FILES.get(name, "runs"), results.where["runs"])
+                made.append(_print(MadeFigure(figure=figure, **where)))
+                left.remove(name)
+    if arguments.figures and left == list(names) != []:
+        raise ValueError(
+            f"{names[0]} needs runs of a real engine, and {arguments.real} has none: "
+            "python -m quire.loadtest.evaluation.real makes them"
+        )
     return made
+
+
+def _models(folder: Path) -> list[Path]:
+    """Return the folders of results, of the model that the paper had first."""
+    found = sorted(path.parent for path in folder.glob("*/runs.jsonl"))
+    return sorted(found, key=lambda path: path.name != FIRST_MODEL)
 
 
 def _print(made: MadeFigure) -> MadeFigure:

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from quire.loadtest.client.lengths import ALPACA, SHAREGPT, Recorded
-from quire.loadtest.client.sessions import Recipe
+from quire.loadtest.client.sessions import Recipe, draw_sessions
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
-from quire.loadtest.evaluation.setting import LATENCY_LIMIT, Outcome, Setting, ratio, sustained
+from quire.loadtest.evaluation.setting import LATENCY_LIMIT, Outcome, Search, Setting, ratio, sustained
 from quire.loadtest.simulator.geometry import OPT_13B, SERVERS
 from quire.loadtest.simulator.systems import NAMES, Kind
 
-KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max", "request-level")
-WORKLOADS = {
+KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max", "padded")
+MOST = 4000  # requests of a run
+# The lowest rate of each system on the first server; the others are each twice the one before.
+WORKLOADS: dict[str, tuple[Recipe, dict[Kind, float]]] = {
     "ShareGPT": (
-        Recipe(SHAREGPT, 500),
-        (0.15, 0.25, 0.35, 0.5, 0.7, 0.9, 1.1, 1.3, 1.6, 2.0, 2.4, 2.8, 3.2, 3.6, 4.0, 5.0, 6.0),
+        Recipe(SHAREGPT, MOST),
+        {"paged": 0.8, "oracle": 0.4, "pow2": 0.4, "max": 0.2, "padded": 0.05},
     ),
     "Alpaca": (
-        Recipe(ALPACA, 1500),
-        (0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 11, 15, 20, 25, 30, 36, 43, 50, 60, 70, 85, 100),
+        Recipe(ALPACA, MOST),
+        {"paged": 12.0, "oracle": 8.0, "pow2": 4.0, "max": 1.0, "padded": 0.2},
     ),
 }
 # The same rates with the lengths of real conversations, on the first server.
-RECORDED = {"ShareGPT, recorded": (Recipe(Recorded(), 500), WORKLOADS["ShareGPT"][1])}
+RECORDED = {"ShareGPT, recorded": (Recipe(Recorded(), MOST), WORKLOADS["ShareGPT"][1])}
+DOUBLINGS = 8
+# On the other servers: so many times those rates, but for whole batches, whose rates memory hardly changes.
+RATE_SCALES = {"OPT-13B": 1.0, "OPT-66B": 0.5, "OPT-175B": 2.0}
+SEARCH = Search(seconds=600.0, fewest=100, halvings=3)
+# How sure a knee is: the same rate with other requests, and for an hour.
+CHECKED: tuple[Kind, ...] = ("paged", "oracle")
+SEEDS = (1, 2, 3)
+HOUR = 3600.0
 # Section 6.2: how many times the rate of each baseline vLLM sustains. None are given for Alpaca.
 PAPER_RATIOS: dict[str, dict[Kind, Cell]] = {
-    "ShareGPT": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"},
+    "ShareGPT": {"oracle": "1.7–2.7", "max": "2.7–8", "padded": "up to 22"},
     "Alpaca": {},
-    "ShareGPT, recorded": {"oracle": "1.7–2.7", "max": "2.7–8", "request-level": "up to 22"},
+    "ShareGPT, recorded": {"oracle": "1.7–2.7", "max": "2.7–8", "padded": "up to 22"},
 }
+BATCH_RUNS = {"ShareGPT": (Recipe(SHAREGPT, 500), 6.0), "Alpaca": (Recipe(ALPACA, 1500), 100.0)}  # overload
 # Fig. 13, with the rate at which it was taken.
 PAPER_BATCHES: dict[str, tuple[float, dict[Kind, float]]] = {
     "ShareGPT": (2.0, {"max": 7.00, "pow2": 9.81, "oracle": 13.62, "paged": 30.42}),
@@ -75,24 +87,27 @@ def rate_table(
 
 def fig12(setting: Setting) -> Figure:
     """Simulate all panels: OPT-13B, 66B and 175B on the servers of table 1, with two workloads each."""
-    tables, charts = [servers_table()], []
+    tables, checks, charts = [servers_table()], [], []
     for server in SERVERS:
         name = server.model.name
         costs = setting.server_costs(server)
         workloads = WORKLOADS | RECORDED if server is SERVERS[0] else WORKLOADS
-        for workload, (recipe, rates) in workloads.items():
+        for workload, (recipe, lowest) in workloads.items():
             sessions = setting.sessions(recipe)
             curves = {
                 kind: setting.curve(
                     f"{name}, {workload}, {NAMES[kind]}",
                     setting.system_on(server, kind),
                     sessions,
-                    *rates,
+                    *doubled(lowest[kind] * (1.0 if kind == "padded" else RATE_SCALES[name])),
                     costs=costs,
+                    search=SEARCH,
                 )
                 for kind in KINDS
             }
             outcomes = setting.run_curves(curves)
+            if server is SERVERS[0] and workload == "ShareGPT":
+                checks.append(checks_table(setting, recipe, outcomes))
             title = f"{name}, {workload}: rate"
             tables.append(rate_table(title, outcomes, "paper: vLLM ÷ it", PAPER_RATIOS[workload]))
             named = {NAMES[kind]: each for kind, each in outcomes.items()}
@@ -102,15 +117,50 @@ def fig12(setting: Setting) -> Figure:
         title="Normalised latency against the request rate",
         source="PagedAttention, Fig. 12; section 6.2, table 1",
         costs="; ".join(setting.server_costs(server).describe() for server in SERVERS),
-        tables=tables,
+        tables=[*tables, *checks],
         charts=charts,
         notes=[
             "The paper's ranges are over OPT-13B, 66B and 175B.",
+            f"Requests come for {SEARCH.seconds / 60:g} minutes at each rate, {SEARCH.fewest} to {MOST} of "
+            f"them; the knee is found by {SEARCH.halvings} halvings between a rate and its double.",
             "Recorded: lengths of real conversations (Fig. 11), whose means are not quite the paper's.",
             "Several GPUs: each reads its part of the weights and of the cache and does its part of the "
             "products, and two sums over the GPUs follow in every layer.",
-            "FasterTransformer's batches neither pad here nor compute rows that have ended, and Orca's steps "
-            "cost what Quire's do: only memory differs, so the baselines do better than theirs did.",
+            "FasterTransformer pads prompts to the longest of a batch, and all of its rows go on until the "
+            "last has ended. Orca's steps, and its own, cost what Quire's do, so the baselines do better "
+            "than theirs did.",
+        ],
+    )
+
+
+def doubled(lowest: float) -> tuple[float, ...]:
+    return tuple(lowest * 2**i for i in range(DOUBLINGS))
+
+
+def checks_table(setting: Setting, recipe: Recipe, outcomes: Mapping[Kind, Sequence[Outcome]]) -> Table:
+    """Run other requests at the knees that were found, and as many as come in an hour."""
+    knees = {kind: rate for kind in CHECKED if (rate := sustained(outcomes[kind])) is not None}
+    points = {}
+    for kind, knee in knees.items():
+        for seed, seconds in (*((seed, SEARCH.seconds) for seed in SEEDS), (SEEDS[0], HOUR)):
+            count = setting.count(round(knee * seconds))
+            sessions = draw_sessions(dataclasses.replace(recipe, seed=seed, count=count))
+            own = dataclasses.replace(setting, seed=seed)
+            label = f"{NAMES[kind]}, requests of seed {seed}, {seconds / 60:g} minutes"
+            points[kind, seed, seconds] = own.curve(label, setting.system(kind), sessions, knee)
+    found = {key: 1e3 * each.normalized_latency for key, each in setting.run_points(points).items()}
+    minutes = f"{SEARCH.seconds / 60:g} minutes"
+    return Table(
+        title="How sure a knee is: ms per token at the rates of OPT-13B on ShareGPT, with other requests",
+        header=["system", "requests/s", *(f"seed {seed}, {minutes}" for seed in SEEDS), "an hour"],
+        rows=[
+            [
+                NAMES[kind],
+                knee,
+                *(found[kind, seed, SEARCH.seconds] for seed in SEEDS),
+                found[kind, SEEDS[0], HOUR],
+            ]
+            for kind, knee in knees.items()
         ],
     )
 
@@ -136,24 +186,24 @@ def servers_table() -> Table:
 
 def fig13(setting: Setting) -> Figure:
     tables, charts = [], []
-    kinds = tuple(kind for kind in KINDS if kind != "request-level")
+    kinds = tuple(kind for kind in KINDS if kind != "padded")
     names = [NAMES[kind] for kind in kinds]
     for workload, (rate, paper) in PAPER_BATCHES.items():
-        recipe, rates = WORKLOADS[workload]
+        recipe, overload = BATCH_RUNS[workload]
         sessions = setting.sessions(recipe)
         points = {
             (kind, each): setting.curve(f"{workload}, {NAMES[kind]}", setting.system(kind), sessions, each)
             for kind in kinds
-            for each in (rate, rates[-1])
+            for each in (rate, overload)
         }
         found = {pair: outcome.mean_requests for pair, outcome in setting.run_points(points).items()}
-        header = ["system", f"at {rate:g} requests/s", f"at {rates[-1]:g} requests/s", "paper"]
+        header = ["system", f"at {rate:g} requests/s", f"at {overload:g} requests/s", "paper"]
         rows: list[list[Cell]] = [
-            [NAMES[kind], found[kind, rate], found[kind, rates[-1]], paper[kind]] for kind in kinds
+            [NAMES[kind], found[kind, rate], found[kind, overload], paper[kind]] for kind in kinds
         ]
         tables.append(Table(title=f"{workload}: mean number of requests under way", header=header, rows=rows))
         values = {
-            "overload": [found[kind, rates[-1]] for kind in kinds],
+            "overload": [found[kind, overload] for kind in kinds],
             "paper": [paper[kind] for kind in kinds],
         }
         charts.append(bars(f"Batched requests, {workload}", "requests", names, values))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TypeVar
 
-from quire.loadtest.analysis.knee import rate_at
+from quire.loadtest.analysis.knee import find_knee, rate_at
 from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.sessions import Recipe, Session, draw_sessions, due_at
 from quire.loadtest.simulator.geometry import A100_40GB, OPT_13B, Model, Server, kv_slots
@@ -79,10 +79,11 @@ class Setting:
         model: Model = OPT_13B,
         pieces: int = 1,
         costs: StepCosts | None = None,
+        search: Search | None = None,
     ) -> Curve:
-        """costs: of a step; if left out, `step_costs` of the model."""
+        """costs: of a step; if left out, `step_costs` of the model. search: if left out, all rates."""
         costs = costs or self.step_costs(model, system.block_size, pieces)
-        return Curve(label, system, sessions, rates, costs, self.seed)
+        return Curve(label, system, sessions, rates, costs, self.seed, search)
 
     def run_curves(self, curves: Mapping[Key, Curve]) -> dict[Key, list[Outcome]]:
         """Return the outcomes of each curve, by its rates."""
@@ -121,8 +122,20 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """Runs that last about as long at any rate; the knee is found by so many halvings between two rates."""
+
+    seconds: float
+    fewest: int  # requests of a run, however long that takes
+    halvings: int
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
-    """A system that serves the same sessions at rising rates, until latency is far beyond the limit."""
+    """A system that serves the same sessions at rising rates, until latency is far beyond the limit.
+
+    With `search` it is until latency is beyond the limit, and then between the last two rates.
+    """
 
     label: str
     system: System
@@ -130,18 +143,39 @@ class Curve:
     rates: tuple[float, ...]
     costs: StepCosts
     seed: int
+    search: Search | None = None
 
     def __str__(self) -> str:
         return self.label
 
+    def sessions_at(self, rate: float) -> Sequence[Session]:
+        """Return the sessions of a run at a rate."""
+        if self.search is None:
+            return self.sessions
+        return self.sessions[: max(self.search.fewest, round(rate * self.search.seconds))]
+
 
 def run_curve(curve: Curve) -> list[Outcome]:
+    if curve.search is not None:
+        return _search(curve, curve.search.halvings)
     outcomes: list[Outcome] = []
     for rate in curve.rates:
         outcomes.append(run_sessions(curve.sessions, rate, curve.system, curve.costs, curve.seed))
         if outcomes[-1].normalized_latency > BEYOND * LATENCY_LIMIT:
             break
     return outcomes
+
+
+def _search(curve: Curve, halvings: int) -> list[Outcome]:
+    outcomes: dict[float, Outcome] = {}
+
+    def latency(rate: float) -> float:
+        sessions = curve.sessions_at(rate)
+        outcomes[rate] = run_sessions(sessions, rate, curve.system, curve.costs, curve.seed)
+        return outcomes[rate].normalized_latency
+
+    find_knee(latency, curve.rates, LATENCY_LIMIT, halvings)
+    return [outcomes[rate] for rate in sorted(outcomes)]
 
 
 def run_sessions(

@@ -6,8 +6,11 @@ differs (PagedAttention, sections 3.1 and 6.1).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from quire.engine.config import StepStats
 from quire.engine.messages import Request
@@ -32,8 +35,8 @@ class Memory(Protocol):
         """Reserve for `request`; False: it and all after it must wait. ValueError: it never could."""
         ...
 
-    def begin(self) -> None:
-        """Note that a step is about to run."""
+    def begin(self, admitted: Sequence[Request]) -> Sequence[Request]:
+        """Note that a step is about to run. Return what runs of those let in since the last one."""
         ...
 
     def release(self, ended: Request) -> list[Request]:
@@ -54,8 +57,8 @@ class Unreserved:
     def admit(self, request: Request) -> bool:
         return True
 
-    def begin(self) -> None:
-        pass
+    def begin(self, admitted: Sequence[Request]) -> Sequence[Request]:
+        return admitted
 
     def release(self, ended: Request) -> list[Request]:
         return [ended]
@@ -100,8 +103,8 @@ class Reserved:
         self._count(request, 1)
         return True
 
-    def begin(self) -> None:
-        pass
+    def begin(self, admitted: Sequence[Request]) -> Sequence[Request]:
+        return admitted
 
     def release(self, ended: Request) -> list[Request]:
         for chunk in self._chunks.pop(ended.id):
@@ -129,9 +132,10 @@ class Reserved:
 
 
 class RequestLevel:
-    """Batches of whole requests, as in FasterTransformer: the next begins when the last of one has ended.
+    """Batches of whole requests: the next begins when the last of one has ended.
 
-    Each sequence has a chunk for the longest that the model takes. Answers go out with their batch.
+    Each sequence has a chunk for the longest that the model takes. Answers go out with their batch. Nothing
+    is padded, and what has ended is computed no more.
     """
 
     def __init__(self, slots: int, max_model_len: int) -> None:
@@ -146,8 +150,9 @@ class RequestLevel:
         self._running.add(request.id)
         return True
 
-    def begin(self) -> None:
+    def begin(self, admitted: Sequence[Request]) -> Sequence[Request]:
         self._closed = bool(self._running)
+        return admitted
 
     def release(self, ended: Request) -> list[Request]:
         self._running.remove(ended.id)
@@ -162,3 +167,43 @@ class RequestLevel:
 
     def slots(self, stats: StepStats, context: int) -> Slots:
         return self.inner.slots(stats, context)
+
+
+class Padded:
+    """Request-level batches as in FasterTransformer: all prompts of one are as long as the longest.
+
+    All its sequences go on, too, until the last has ended; what comes after an answer's end is thrown away.
+    """
+
+    def __init__(self, slots: int, max_model_len: int) -> None:
+        self.inner = RequestLevel(slots, max_model_len)
+        self._max_model_len = max_model_len
+
+    def admit(self, request: Request) -> bool:
+        return self.inner.admit(request)
+
+    def begin(self, admitted: Sequence[Request]) -> Sequence[Request]:
+        batch = self.inner.begin(admitted)
+        prompt = max((len(request.prompt) for request in batch), default=0)
+        output = max((request.params.max_tokens for request in batch), default=0)
+        return [self._padded(request, prompt, output) for request in batch]
+
+    def release(self, ended: Request) -> list[Request]:
+        return self.inner.release(ended)
+
+    def slots(self, stats: StepStats, context: int) -> Slots:
+        """Count. Padding holds tokens, of which there are no more than requests will have."""
+        given = self.inner.slots(stats, context)
+        final = given.tokens + given.reserved
+        return Slots(min(context, final), max(0, final - context), given.internal)
+
+    def _padded(self, request: Request, prompt: int, output: int) -> Request:
+        """Lengthen prompt and output to those of the batch, as far as the model's longest leaves room."""
+        most, own, params = self._max_model_len, len(request.prompt), request.params
+        length = max(own, min(prompt, most - output))
+        tokens = max(params.max_tokens, min(output, most - length))
+        return msgspec.structs.replace(
+            request,
+            prompt=[request.prompt[0]] * (length - own) + list(request.prompt),
+            params=msgspec.structs.replace(params, max_tokens=tokens),
+        )

@@ -108,17 +108,14 @@ def a100s(size: int) -> Ranks:
     return Ranks(size, bandwidth=0.8 * 300e9, sum_seconds=20e-6)
 
 
-OPT_13B = Model.from_config("OPT-13B", CONFIGS["opt-13b"])
-OPT_66B = Model.from_config(
-    "OPT-66B",
-    CONFIGS["opt-13b"]
-    | {"hidden_size": 9216, "num_hidden_layers": 64, "num_attention_heads": 72, "ffn_dim": 36864},
-)
-OPT_175B = Model.from_config(
-    "OPT-175B",
-    CONFIGS["opt-13b"]
-    | {"hidden_size": 12288, "num_hidden_layers": 96, "num_attention_heads": 96, "ffn_dim": 49152},
-)
+def _opt(name: str, hidden: int, layers: int, heads: int) -> Model:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return Model.from_config(name, {**CONFIGS["opt-13b"], **sizes, "ffn_dim": 4 * hidden})
+
+
+OPT_13B = _opt("OPT-13B", 5120, 40, 40)
+OPT_66B = _opt("OPT-66B", 9216, 64, 72)
+OPT_175B = _opt("OPT-175B", 12288, 96, 96)
 LLAMA_13B = Model.from_config(
     "LLaMA-13B",
     {

@@ -65,7 +65,7 @@ class Run:
 
     records: list[Record]  # of requests that have all their tokens
     uses: list[MemoryUse]
-    decoded: list[tuple[float, int]]  # when a step began, and how many rows decoded in it
+    decoded: list[tuple[float, int]]  # when a step began, and how many rows decoded in it for an answer
     tokens: dict[tuple[int, int], list[int]]
     seconds: float
     preemptions: int
@@ -99,6 +99,13 @@ class Run:
             return math.inf
         return float(np.mean([record.normalized_latency for record in self.records]))
 
+    def batch_rate(self) -> float:
+        """Return the requests a second that had their tokens after the first ones, which end together."""
+        ends = [record.last for record in self.records]
+        if not ends or min(ends) == max(ends):
+            return len(ends) / self.seconds if self.seconds else 0.0
+        return sum(end > min(ends) for end in ends) / (max(ends) - min(ends))
+
     def decode_rate(self, since: float) -> float:
         """Return the tokens a second that rows decoded, dropped beams' too, from then to the end."""
         tokens = sum(count for time, count in self.decoded if time > since)
@@ -115,6 +122,7 @@ class _Live:
     record: Record
     request: Request
     unfinished: int  # sequences
+    wanted: int  # tokens of all its sequences that are still to come, without what pads them
 
 
 def serve(
@@ -143,13 +151,15 @@ def serve(
         now = clock.now
         while coming and coming[0].arrival <= now:
             held.append(coming.popleft())
+        admitted: list[Request] = []
         while held and memory.admit(held[0]):
             request = held.popleft()
-            due = request.arrival
+            admitted.append(request)
+            due, params = request.arrival, request.params
             record = Record(session=request.id, turn=0, due=due, sent=now, prompt_tokens=len(request.prompt))
-            live[request.id] = _Live(record, request, request.params.n)
+            live[request.id] = _Live(record, request, params.n, params.n * params.max_tokens)
+        for request in memory.begin(admitted):
             core.add(request)
-        memory.begin()
         before = meter.busy_seconds
         outputs = core.step()
         if meter.busy_seconds > before:
@@ -168,12 +178,14 @@ def serve(
                     others=slots - given.tokens - given.reserved - given.internal,
                 )
             )
-        if core.stats.decode_tokens:
-            run.decoded.append((clock.now, core.stats.decode_tokens))
+        padding = 0
         for output in outputs:
             one = live[output.request_id]
             one.record.first = one.record.first or clock.now
-            one.record.output_tokens += len(output.tokens)
+            new = min(len(output.tokens), one.wanted)
+            one.wanted -= new
+            one.record.output_tokens += new
+            padding += len(output.tokens) - new
             one.record.cached_tokens += output.cached_tokens
             if keep_tokens:
                 run.tokens.setdefault((output.request_id, output.index), []).extend(output.tokens)
@@ -181,11 +193,14 @@ def serve(
                 continue
             one.unfinished -= 1
             if not one.unfinished:
+                now = clock.now  # a batch ends at one moment
                 for ended in memory.release(one.request):
                     record = live.pop(ended.id).record
-                    record.last = clock.now
+                    record.last = now
                     record.sequences = ended.params.n
                     run.records.append(record)
+        if core.stats.decode_tokens:
+            run.decoded.append((clock.now, max(0, core.stats.decode_tokens - padding)))
     run.seconds = clock.now
     run.preemptions = core.stats.preemptions_recompute + core.stats.preemptions_swap
     run.unfinished = len(live) + len(held) + len(coming)

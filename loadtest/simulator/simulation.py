@@ -10,7 +10,7 @@ from quire.loadtest.client.sessions import Session
 from quire.loadtest.simulator.serving import Run, serve
 from quire.loadtest.simulator.step_costs import StepCosts
 from quire.loadtest.simulator.systems import System
-from quire.loadtest.simulator.virtual_runner import VirtualClock, VirtualRunner
+from quire.loadtest.simulator.virtual_runner import CostedRunner, VirtualClock, VirtualRunner
 
 
 def simulate(
@@ -23,7 +23,7 @@ def simulate(
 ) -> Run:
     """Serve sessions of one turn each, at their times. Raise ValueError for one that could never run."""
     clock = VirtualClock()
-    runner = VirtualRunner(costs, clock, system.max_num_seqs)
+    runner = CostedRunner(VirtualRunner(system.max_num_seqs), costs, clock)
     core = EngineCore(system.scheduler(), runner, clock)
     return serve(
         sessions, core, system.memory(), system.slots, clock, runner, until=until, keep_tokens=keep_tokens

@@ -10,17 +10,18 @@ from quire.engine.config import PreemptionMode
 from quire.engine.hashing import BlockHasher
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import WATERMARK, Scheduler
-from quire.loadtest.simulator.baselines import Memory, RequestLevel, Reserved, Unreserved
+from quire.loadtest.simulator.baselines import Memory, Padded, RequestLevel, Reserved, Unreserved
 from quire.loadtest.simulator.paper_admission import PaperAdmission
 from quire.loadtest.simulator.virtual_runner import VOCAB
 
-Kind = Literal["paged", "max", "pow2", "oracle", "request-level"]
+Kind = Literal["paged", "max", "pow2", "oracle", "request-level", "padded"]
 NAMES: dict[Kind, str] = {
     "paged": "Quire",
     "oracle": "Orca (Oracle)",
     "pow2": "Orca (Pow2)",
     "max": "Orca (Max)",
-    "request-level": "FasterTransformer",
+    "request-level": "FasterTransformer, nothing padded",
+    "padded": "FasterTransformer",
 }
 
 
@@ -49,6 +50,8 @@ class System:
             return Unreserved(self.block_size)
         if self.kind == "request-level":
             return RequestLevel(self.slots, self.max_model_len)
+        if self.kind == "padded":
+            return Padded(self.slots, self.max_model_len)
         return Reserved(self.slots, self.kind, self.max_model_len)
 
     @property

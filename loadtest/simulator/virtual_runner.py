@@ -40,7 +40,7 @@ class _VirtualHandle(StepHandle):
 
 
 class CostedRunner(Runner):
-    """A real device that computes all steps, on a virtual clock: time is what its plans should cost."""
+    """A device that computes all steps, on a virtual clock: time is what its plans should cost."""
 
     def __init__(self, runner: Runner, costs: StepCosts, clock: VirtualClock) -> None:
         self.busy_seconds = 0.0
@@ -58,28 +58,27 @@ class CostedRunner(Runner):
         return _VirtualHandle(self._clock, self._free_at, self._runner.launch(plan).wait())
 
 
+class _Done(StepHandle):
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        return self._result
+
+
 class VirtualRunner(Runner):
-    """Runs plans one after another. What it gives depends on request, sample and position only.
+    """Runs plans at once. What it gives depends on request, sample and position only.
 
     A sampled token is a hash of (seed, sample index, position). A beam's candidates are drawn from a hash of
     (seed, last token, position), with log-probabilities that fall by exponential gaps.
     """
 
-    def __init__(self, costs: StepCosts, clock: VirtualClock, num_rows: int) -> None:
-        self.busy_seconds = 0.0
-        self.context = 0  # tokens in the cache, row by row, once the step launched last is done
-        self._costs = costs
-        self._clock = clock
-        self._free_at = 0.0
+    def __init__(self, num_rows: int) -> None:
         self._keys = np.zeros(num_rows, np.uint64)
         self._candidates = np.zeros(num_rows, np.int64)
         self._last = np.zeros(num_rows, np.int64)
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        seconds = self._costs.of(plan)
-        self._free_at = max(self._free_at, self._clock.now) + seconds
-        self.busy_seconds += seconds
-        self.context = int(plan.context_lens.sum())
         for start in plan.starts:
             self._candidates[start.row] = start.num_candidates
             sample = 0 if start.num_candidates else start.index + 1
@@ -93,8 +92,7 @@ class VirtualRunner(Runner):
         wanted = np.flatnonzero(self._candidates[rows])
         logprobs = self._search(words, rows, wanted) if len(wanted) else None
         self._last[rows] = tokens
-        result = StepResult(tokens, wanted.astype(np.int32), logprobs, ())
-        return _VirtualHandle(self._clock, self._free_at, result)
+        return _Done(StepResult(tokens, wanted.astype(np.int32), logprobs, ()))
 
     def _search(self, words: Words, rows: NDArray[np.int32], wanted: NDArray[np.int64]) -> Logprobs:
         k = int(self._candidates[rows[wanted]].max())

@@ -71,17 +71,20 @@ def read_settings(arguments: Namespace) -> Settings:
 
 
 def run(arguments: Namespace) -> int:
-    """Serve until a signal. All that can be wrong with the flags is told before anything starts."""
+    """Serve until a signal. All that can be wrong with the flags is told before anything starts.
+
+    Return the exit code, 0; raise ServerFailed, as when the engine dies.
+    """
     settings = read_settings(arguments)
     from quire.service.commands.address import check_address
-    from quire.service.commands.serve import launch
+    from quire.service.commands.serve import make_server
 
     check_address(settings.service.host, settings.service.port)
-    return launch(
+    return make_server(
         settings.service,
         settings.engine,
         settings.registry,
         settings.pinned,
         settings.kv_events,
         settings.chat_template,
-    )
+    ).serve_until_stopped()

@@ -16,6 +16,7 @@ from quire.service.answer.choice import Choice
 from quire.service.answer.encoder import EventEncoder
 from quire.service.answer.generation import Generation
 from quire.service.answer.outbox import connection_outbox
+from quire.service.answer.pooled import PooledPrompts
 from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError
 from quire.service.explain.spans import server_timing
@@ -80,12 +81,35 @@ async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | 
     return None
 
 
-async def encoded_reply(generation: Generation, reply: Callable[[], msgspec.Struct], pool: Executor) -> bytes:
-    """Return the whole answer as JSON: made in another thread, so that streams go on, if it may take long."""
-    if generation.options.num_logprobs <= INLINE_LOGPROBS:
+async def encoded_reply(reply: Callable[[], msgspec.Struct], pool: Executor, *, takes_long: bool) -> bytes:
+    """Return the reply as JSON: made in another thread, so that streams go on, if that takes long."""
+    if not takes_long:
         return msgspec.json.encode(reply())
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(pool, lambda: msgspec.json.encode(reply()))
+
+
+async def whole(generation: Generation, reply: Callable[[], msgspec.Struct], pool: Executor) -> bytes:
+    """Wait for a generation's end; return its reply."""
+    await generation.complete()
+    takes_long = generation.options.num_logprobs > INLINE_LOGPROBS
+    return await encoded_reply(reply, pool, takes_long=takes_long)
+
+
+async def send_stream(
+    connection: Connection, generation: Generation, encoder: EventEncoder, max_backlog_bytes: int
+) -> None:
+    """Write the events as they come; those that the client leaves unread may be so many bytes."""
+    connection.keep_alive()
+    outbox = connection_outbox(connection, max_backlog_bytes)
+    try:
+        await stream(generation, encoder, outbox.put)
+        if outbox.is_held_up:
+            generation.times.unread_since = time.monotonic()
+        await outbox.flush()
+    finally:
+        generation.times.unread_seconds = outbox.held_up_seconds
+        outbox.close()
 
 
 class GenerationResponse(Response):
@@ -98,27 +122,26 @@ class GenerationResponse(Response):
         self,
         config: ServiceConfig,
         working: set[Interruptible],
-        pool: Executor,
-        generation: Generation,
-        *,
-        reply: Callable[[], msgspec.Struct],
-        events: EventEncoder | None,
+        generation: Generation | PooledPrompts,
+        steps: Callable[[Connection], Awaitable[bytes | None]],
+        events: EventEncoder | None = None,
     ) -> None:
-        """It is in `working` for as long as a drain should wait for it; large replies are made in `pool`."""
+        """It is in `working` for as long as a drain should wait for it.
+
+        `steps` return the reply, or write it as `events` and return nothing.
+        """
         self._config = config
         self._working = working
-        self._pool = pool
         self._generation = generation
-        self._reply = reply
+        self._steps = steps
         self._events = events
-        self._made: Response | None = None
+        self._reply: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, send, self._config)
         self._working.add(connection)
         try:
-            steps = self._make_reply() if self._events is None else self._stream(connection, self._events)
-            error = await failure_of(connection, steps)
+            error = await failure_of(connection, self._answer(connection))
         finally:
             self._generation.close()
             self._working.discard(connection)
@@ -127,24 +150,11 @@ class GenerationResponse(Response):
             note_failure(scope, error, self._generation.engine_requests)
             last = self._events.failure(error) if self._events is not None and connection.started else []
             await connection.fail(error, b"".join(last))
-        elif self._made is not None:
-            self._made.headers["server-timing"] = server_timing(self._generation.times)
-            await self._made(scope, receive, send)
+        elif self._reply is not None:
+            response = Response(self._reply, media_type="application/json")
+            response.headers["server-timing"] = server_timing(self._generation.times)
+            await response(scope, receive, send)
             self._generation.times.ended = time.monotonic()
 
-    async def _stream(self, connection: Connection, encoder: EventEncoder) -> None:
-        connection.keep_alive()
-        outbox = connection_outbox(connection, self._config.max_backlog_bytes)
-        try:
-            await stream(self._generation, encoder, outbox.put)
-            if outbox.is_held_up:
-                self._generation.times.unread_since = time.monotonic()
-            await outbox.flush()
-        finally:
-            self._generation.times.unread_seconds = outbox.held_up_seconds
-            outbox.close()
-
-    async def _make_reply(self) -> None:
-        await self._generation.complete()
-        reply = await encoded_reply(self._generation, self._reply, self._pool)
-        self._made = Response(reply, media_type="application/json")
+    async def _answer(self, connection: Connection) -> None:
+        self._reply = await self._steps(connection)

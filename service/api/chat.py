@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from quire.service.answer.choice import Choice, LogprobEntry
-from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
+from quire.service.answer.encoder import ChunkStyle, Identity
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.answer.logprobs import MIN_LOGPROB
 from quire.service.answer.replies import (
@@ -20,7 +20,7 @@ from quire.service.answer.replies import (
     TokenLogprobs,
     TopLogprob,
 )
-from quire.service.api.answers import Answer, reply_choices
+from quire.service.api.answers import Answer, chunked_answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -36,7 +36,6 @@ from quire.service.api.requests.forms import UNWRAPPED
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
-from quire.service.http.framing import Framing
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
 from quire.service.text.reasoning.use import Reasoning
@@ -190,29 +189,17 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     model = state.check_model(body.model)
     tokens = await prompt_tokens(state, body)
     generation = await generate(state, connection, body, tokens, continues=body.continue_final_message)
-    identity = Identity.new("chatcmpl", model)
-    logprobs, usage = bool(body.logprobs), body.usage_in_stream
+    logprobs = bool(body.logprobs)
 
-    def reply() -> ChatReply:
-        choices = [
+    def choices() -> list[ChatChoice]:
+        return [
             ChatChoice(
                 message=_message(choice),
                 logprobs=logprobs_of(generation, choice.logprobs) if logprobs else None,
                 **fields,
             )
-            for _, choice, fields in reply_choices(
-                generation, with_prompt_logprobs=body.prompt_logprobs is not None
-            )
+            for _, choice, fields in reply_choices(generation, body)
         ]
-        return ChatReply(
-            id=identity.id,
-            created=identity.created,
-            model=model,
-            choices=choices,
-            usage=generation.usage(),
-        )
 
-    def encoder(framing: Framing) -> ChunkEncoder:
-        return ChunkEncoder(STYLE, generation, identity, framing, usage=usage, logprobs=logprobs)
-
-    return Answer(generation, reply, encoder)
+    identity = Identity.new("chatcmpl", model)
+    return chunked_answer(generation, identity, STYLE, body, ChatReply, choices, logprobs=logprobs)

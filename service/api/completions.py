@@ -7,11 +7,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from quire.service.answer.choice import Choice, LogprobEntry
-from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, Identity
+from quire.service.answer.encoder import ChunkStyle, Identity
 from quire.service.answer.generation import Generation, Options, Prompt
 from quire.service.answer.logprobs import MIN_LOGPROB
 from quire.service.answer.replies import CompletionChoice, CompletionLogprobs, CompletionReply
-from quire.service.api.answers import Answer, reply_choices
+from quire.service.api.answers import Answer, chunked_answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
@@ -27,7 +27,6 @@ from quire.service.api.requests.completions import CompletionRequest
 from quire.service.api.streams import answer
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
-from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
@@ -147,12 +146,10 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     )
     salt = cache_salt(connection, body.cache_salt)
     generation = Generation(state.admission, engine, tokenizer, prompts, params, options, salt, times)
-    identity = Identity.new("cmpl", model)
-    usage = body.usage_in_stream
 
-    def reply() -> CompletionReply:
+    def choices() -> list[CompletionChoice]:
         of_echo = echoed_logprobs(generation)
-        choices = [
+        return [
             CompletionChoice(
                 text=choice.take_text(),
                 logprobs=_of_choice(generation, choice, of_echo.get(group.stream.request_id))
@@ -160,19 +157,8 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
                 else None,
                 **fields,
             )
-            for group, choice, fields in reply_choices(
-                generation, with_prompt_logprobs=body.prompt_logprobs is not None
-            )
+            for group, choice, fields in reply_choices(generation, body)
         ]
-        return CompletionReply(
-            id=identity.id,
-            created=identity.created,
-            model=model,
-            choices=choices,
-            usage=generation.usage(),
-        )
 
-    def encoder(framing: Framing) -> ChunkEncoder:
-        return ChunkEncoder(STYLE, generation, identity, framing, usage=usage, logprobs=logprobs)
-
-    return Answer(generation, reply, encoder)
+    identity = Identity.new("cmpl", model)
+    return chunked_answer(generation, identity, STYLE, body, CompletionReply, choices, logprobs=logprobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from quire.service.answer import replies
@@ -45,7 +46,7 @@ from quire.service.http.dialects import AnthropicError, OllamaError
 from quire.service.inspector.replies import BlockReply, OwnBlocksReply, PrefixTree
 
 JSON, SSE, _TEXT, _HTML = "application/json", "text/event-stream", "text/plain", "text/html"
-_LINES = "application/x-ndjson"
+_LINES = (JSON, "application/x-ndjson")
 _OPENMETRICS = "application/openmetrics-text"
 _ANY = {
     400: "A value that is not understood or not allowed; `param` names it, the Host header included",
@@ -127,6 +128,8 @@ _PAGE = (
     Parameter("after", "query", "Only what follows the item of this id", {"minLength": 1}),
     Parameter("before", "query", "Only what stands before the item of this id", {"minLength": 1}),
 )
+_STREAM = Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID)
+_NOT_TOLD = {500: "The engine failed to tell"}
 _NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
@@ -140,6 +143,8 @@ def _generation(path: str, summary: str, request: type, reply: type) -> Operatio
     in_use = {409: "A stream of this X-Stream-Id is there already, or another connection reads this one now"}
     return Operation(path, summary, _POST | in_use, request, reply, (JSON, SSE), (_CHOSEN_ID,))
 
+
+_ollama = partial(Operation, error=OllamaError)
 
 OPERATIONS = (
     _generation("/v1/completions", "Continue a text", CompletionRequest, replies.CompletionReply),
@@ -179,31 +184,18 @@ OPERATIONS = (
         TokenCount,
         error=AnthropicError,
     ),
-    Operation(
-        "/api/chat",
-        "Answer in a chat, in Ollama's form",
-        _POST,
-        OllamaChatRequest,
-        OllamaChatReply,
-        (JSON, _LINES),
-        error=OllamaError,
+    _ollama(
+        "/api/chat", "Answer in a chat, in Ollama's form", _POST, OllamaChatRequest, OllamaChatReply, _LINES
     ),
-    Operation(
+    _ollama(
         "/api/generate",
         "Answer a prompt, in Ollama's form",
         _POST,
         OllamaGenerateRequest,
         OllamaGenerateReply,
-        (JSON, _LINES),
-        error=OllamaError,
+        _LINES,
     ),
-    Operation(
-        "/v1/embeddings",
-        "Embed texts: a vector of each",
-        _POST,
-        EmbeddingRequest,
-        EmbeddingReply,
-    ),
+    Operation("/v1/embeddings", "Embed texts: a vector of each", _POST, EmbeddingRequest, EmbeddingReply),
     *(
         Operation(path, "Sort documents by how well they fit a query", _POST, RerankRequest, RerankReply)
         for path in ("/v1/rerank", "/v2/rerank", "/rerank")
@@ -213,39 +205,14 @@ OPERATIONS = (
         for path in ("/v1/score", "/score")
     ),
     Operation("/classify", "Tell which label fits a text", _POST, ClassifyRequest, ClassifyReply),
-    Operation(
-        "/api/embed",
-        "Embed texts, in Ollama's form",
-        _POST,
-        EmbedRequest,
-        EmbedReply,
-        error=OllamaError,
+    _ollama("/api/embed", "Embed texts, in Ollama's form", _POST, EmbedRequest, EmbedReply),
+    _ollama(
+        "/api/embeddings", "Embed a text, in Ollama's older form", _POST, EmbeddingsRequest, EmbeddingsReply
     ),
-    Operation(
-        "/api/embeddings",
-        "Embed a text, in Ollama's older form",
-        _POST,
-        EmbeddingsRequest,
-        EmbeddingsReply,
-        error=OllamaError,
-    ),
-    Operation(
-        "/api/show",
-        "Describe a served model, in Ollama's form",
-        _POST,
-        ShowRequest,
-        ShowReply,
-        error=OllamaError,
-    ),
-    Operation(
-        "/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels, error=OllamaError
-    ),
-    Operation(
-        "/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels, error=OllamaError
-    ),
-    Operation(
-        "/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=OllamaVersion, error=OllamaError
-    ),
+    _ollama("/api/show", "Describe a served model, in Ollama's form", _POST, ShowRequest, ShowReply),
+    _ollama("/api/tags", "List the served models, in Ollama's form", _GET, reply=OllamaModels),
+    _ollama("/api/ps", "List the loaded models, in Ollama's form", _GET, reply=RunningModels),
+    _ollama("/api/version", "The version of Ollama's API", _ANY | _KEYED, reply=OllamaVersion),
     Operation("/v1/models", "List the served models", _GET, reply=replies.ModelList),
     Operation(
         "/v1/models/{name}",
@@ -259,7 +226,7 @@ OPERATIONS = (
         "Pick up a stream that was started with an X-Stream-Id",
         _ANY | _KEYED | _PICKED_UP,
         content=(SSE,),
-        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID), _LAST_EVENT),
+        parameters=(_STREAM, _LAST_EVENT),
         empty="There is nothing after Last-Event-ID",
     ),
     Operation(
@@ -267,7 +234,7 @@ OPERATIONS = (
         "Stop a stream that was started with an X-Stream-Id",
         _ANY | _KEYED | {404: _PICKED_UP[404]},
         reply=replies.StoppedStream,
-        parameters=(Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID),),
+        parameters=(_STREAM,),
         deletes=True,
     ),
     Operation(
@@ -295,14 +262,14 @@ OPERATIONS = (
     Operation(
         "/v1/blocks/own",
         "How many blocks hold the tokens of requests of this key",
-        _GET | {500: "The engine failed to tell"},
+        _GET | _NOT_TOLD,
         reply=OwnBlocksReply,
         parameters=(Parameter("requests", "query", "Their X-Request-Id, parted by commas", {}),),
     ),
     Operation(
         "/v1/blocks/{tier}/{block}",
         "Who holds a block, and its tokens if they are this key's",
-        _GET | {404: "No such block", 500: "The engine failed to tell"},
+        _GET | {404: "No such block"} | _NOT_TOLD,
         reply=BlockReply,
         parameters=(
             Parameter("tier", "path", "Where it is", {"enum": ["device", "host"]}),
@@ -310,10 +277,7 @@ OPERATIONS = (
         ),
     ),
     Operation(
-        "/v1/blocks/prefixes",
-        "The texts in the prefix cache, as a tree",
-        _GET | {500: "The engine failed to tell"},
-        reply=PrefixTree,
+        "/v1/blocks/prefixes", "The texts in the prefix cache, as a tree", _GET | _NOT_TOLD, reply=PrefixTree
     ),
     Operation("/v1/lab/pools", "Begin a pool of blocks to play with", _LAB, LabBegin, LabReply),
     Operation(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.service.answer.encoder import EventEncoder
 from quire.service.answer.replies import StoppedStream
 from quire.service.answer.resumption.response import RecordedResponse
 from quire.service.answer.resumption.ring import EventId
-from quire.service.answer.stream import GenerationResponse
+from quire.service.answer.stream import GenerationResponse, send_stream, whole
 from quire.service.api.answers import Answer
 from quire.service.errors import ApiError, bad_value
 from quire.service.http.codec import JsonResponse
+from quire.service.http.connection import Connection
 from quire.service.http.dialects import dialect_of
 from quire.service.http.framing import SSE
 from quire.service.state import ServerState
@@ -31,7 +35,7 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
             raise bad_value("last-event-id", "Last-Event-ID belongs to GET /v1/streams/{id}")
         if stream_id is None:
             return GenerationResponse(
-                state.config, state.generations, state.pool, generation, reply=own.reply, events=events
+                state.config, state.generations, generation, _steps(state, own, events), events
             )
         if events is None or framing is not SSE:
             message = "X-Stream-Id may only be given with stream: true, for a stream of server-sent events"
@@ -43,6 +47,15 @@ def answer(state: ServerState, request: Request, own: Answer, *, streamed: bool)
         generation.close()
         raise
     return RecordedResponse(state.config, recording)
+
+
+def _steps(
+    state: ServerState, own: Answer, events: EventEncoder | None
+) -> Callable[[Connection], Awaitable[bytes | None]]:
+    if events is None:
+        return lambda _: whole(own.generation, own.reply, state.pool)
+    limit = state.config.max_backlog_bytes
+    return lambda connection: send_stream(connection, own.generation, events, limit)
 
 
 async def recorded_stream(state: ServerState, request: Request) -> Response:

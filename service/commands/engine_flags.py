@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
@@ -108,6 +109,16 @@ def _only_one(text: str) -> int:
     return 1
 
 
+def _byte_count(text: str) -> int:
+    """Read a number of bytes as vLLM does: 12884901888, 12G (2^30), 12g (10^9), 1.5G."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", text)
+    if found is None:
+        raise ValueError(f"bytes are a number, or one with k, m, g, t, K, M, G or T after it, got {text!r}")
+    number, unit = found.groups()
+    base = 1024 if unit.isupper() else 1000
+    return int(float(number) * base ** ("kmgt".index(unit.lower()) + 1)) if unit else int(float(number))
+
+
 def add_batch_flags(group: FlagGroup) -> None:
     flag(
         group,
@@ -148,6 +159,15 @@ def add_cache_flags(group: FlagGroup) -> None:
         type=int,
         shown="measured",
         help="How many KV blocks there are, on a CPU too.",
+    )
+    flag(
+        group,
+        "--kv-cache-memory-bytes",
+        type=_byte_count,
+        shown="what is left",
+        metavar="BYTES",
+        help="Of each GPU, for KV blocks, on a CPU too: 12884901888, or 12G (K, M, G and T are powers of "
+        "1024, k, m, g and t of 1000).",
     )
     flag(
         group,

@@ -26,18 +26,6 @@ log = logging.getLogger("quire.service")
 _PAIR = '{"text_1": "a fish", "text_2": "a trout"}'
 
 
-def launch(
-    service: ServiceConfig,
-    config: EngineConfig,
-    registry: RegistryConfig | None,
-    prefixes: list[PinnedPrefix],
-    kv_events: KVEventsConfig | None = None,
-    chat_template: str | None = None,
-) -> int:
-    """Serve until a signal. Return the exit code, 0; raise ServerFailed, as when the engine dies."""
-    return make_server(service, config, registry, prefixes, kv_events, chat_template).serve_until_stopped()
-
-
 def make_server(
     service: ServiceConfig,
     config: EngineConfig,

@@ -22,24 +22,24 @@ def causes(times: RequestTimes, total: float, name_of: NameOf) -> Iterator[Cause
     for at, number in enumerate(times.engine_requests):
         record = times.record(number)
         if record is not None:
-            for cause in _of_engine(record, times, name_of):
+            for cause in _of_engine(record, name_of):
                 if several:
                     cause.prompt_index = at
                 yield cause
     if times.text_seconds * 1e3 >= LEAST_MS and times.text_seconds >= LEAST_SHARE * total:
-        ms = _ms(times.text_seconds)
+        ms = ms_of(times.text_seconds)
         text = f"making text of its tokens took {_number(ms)} ms, most of it beside the engine's steps"
         yield Cause(kind="detokenising", text=text, ms=ms)
     if times.unread_seconds * 1e3 >= LEAST_MS:
-        ms = _ms(times.unread_seconds)
+        ms = ms_of(times.unread_seconds)
         yield Cause(kind="client_not_reading", text=f"the client did not read for {_number(ms)} ms", ms=ms)
 
 
-def _of_engine(record: RequestRecord, times: RequestTimes, name_of: NameOf) -> Iterator[Cause]:
+def _of_engine(record: RequestRecord, name_of: NameOf) -> Iterator[Cause]:
     for waited in record.waited:
         yield _waited(waited, name_of)
     if record.company.steps or record.cached_tokens or record.miss is not None:
-        yield _prefix_cache(record, times)
+        yield _prefix_cache(record)
     yield from _spans(record)
     for (_, beneficiary), group in groupby(record.preemptions, lambda each: (each.mode, each.beneficiary)):
         yield _preempted(list(group), None if beneficiary is None else name_of(beneficiary))
@@ -59,7 +59,7 @@ def _of_engine(record: RequestRecord, times: RequestTimes, name_of: NameOf) -> I
 
 
 def _waited(waited: Waited, name_of: NameOf) -> Cause:
-    wait, ms = waited.wait, _ms(waited.seconds)
+    wait, ms = waited.wait, ms_of(waited.seconds)
     begin = f"waited {_number(ms)} ms: "
     ahead = f"{_count(wait.running, 'request')} ahead"
     if wait.reason == "blocks":
@@ -93,7 +93,7 @@ def _waited(waited: Waited, name_of: NameOf) -> Cause:
     return Cause(kind="isolation", text=text, ms=ms)
 
 
-def _prefix_cache(record: RequestRecord, times: RequestTimes) -> Cause:
+def _prefix_cache(record: RequestRecord) -> Cause:
     found, miss = record.cached_tokens, record.miss
     prompt = record.prompt_tokens
     cause = Cause(kind="prefix_cache", text="", found_tokens=found, prompt_tokens=prompt)
@@ -145,18 +145,18 @@ def _spans(record: RequestRecord) -> Iterator[Cause]:
         else:
             seconds[span.name] = seconds.get(span.name, 0.0) + span.seconds
     if seconds.get("loading"):
-        ms = _ms(seconds["loading"])
+        ms = ms_of(seconds["loading"])
         text = f"cached blocks took {_number(ms)} ms from host memory to the device"
         yield Cause(kind="loading", text=text, ms=ms)
     if stalled:
-        ms = _ms(stalled)
+        ms = ms_of(stalled)
         text = f"while it ran it waited {_number(ms)} ms for blocks that were on their way to host memory"
         yield Cause(kind="stalled", text=text, ms=ms)
     if seconds.get("grammar", 0.0) * 1e3 >= LEAST_MS:
-        ms = _ms(seconds["grammar"])
+        ms = ms_of(seconds["grammar"])
         yield Cause(kind="grammar", text=f"its grammar took {_number(ms)} ms to compile", ms=ms)
     if seconds.get("masks", 0.0) * 1e3 >= LEAST_MS:
-        ms = _ms(seconds["masks"])
+        ms = ms_of(seconds["masks"])
         text = f"finding the tokens that its grammar allows took {_number(ms)} ms"
         yield Cause(kind="masks", text=text, ms=ms)
 
@@ -179,10 +179,10 @@ def _preempted(those: list[Preemption], name: str | None) -> Cause:
         blocks=blocks,
     )
     if away is not None:
-        cause.away_ms = _ms(away)
+        cause.away_ms = ms_of(away)
         cause.text += f", {_number(cause.away_ms)} ms away"
     if back is not None:
-        cause.back_ms = _ms(back)
+        cause.back_ms = ms_of(back)
         cause.text += f", {_number(cause.back_ms)} ms back"
     return cause
 
@@ -192,7 +192,7 @@ def _sum(values: Iterator[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _ms(seconds: float) -> float:
+def ms_of(seconds: float) -> float:
     return round(seconds * 1e3, 3)
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from quire.engine.records import MissKind
 from quire.service.explain.times import Status
 
 CauseKind = Literal[
@@ -23,17 +24,6 @@ CauseKind = Literal[
     "masks",
     "detokenising",
     "client_not_reading",
-]
-MissReason = Literal[
-    "differs",
-    "evicted",
-    "salted_otherwise",
-    "never_seen",
-    "partial_block",
-    "last_token",
-    "behind_window",
-    "prompt_logprobs",
-    "off",
 ]
 
 
@@ -70,7 +60,7 @@ class Cause(msgspec.Struct, kw_only=True, omit_defaults=True):
     found_tokens: int | UnsetType = UNSET
     host_tokens: int | UnsetType = UNSET  # of those found, from host memory
     prompt_tokens: int | UnsetType = UNSET
-    reason: MissReason | UnsetType = UNSET  # why not all were found
+    reason: MissKind | UnsetType = UNSET  # why not all were found
     missed_from: int | UnsetType = UNSET  # the first token that was not, counted from 0
     first_differing_token: int | UnsetType = UNSET
     evicted_seconds_ago: float | UnsetType = UNSET

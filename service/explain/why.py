@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.records import Preemption
-from quire.service.explain.causes import NameOf, causes
+from quire.service.explain.causes import NameOf, causes, ms_of
 from quire.service.explain.reply import PreemptionReply, SpanReply, TokenCounts, WhyReply
 from quire.service.explain.spans import stretches
 from quire.service.explain.times import RequestTimes
@@ -13,7 +13,7 @@ def why(times: RequestTimes, now: float, name_of: NameOf) -> WhyReply:
     """Tell of a request; of one that runs, until `now`: what the engine knows comes when it has ended."""
     total, found = stretches(times, now)
     spans = [
-        SpanReply(each.name, _ms(each.start), _ms(each.seconds), each.tokens, each.steps, each.pieces)
+        SpanReply(each.name, ms_of(each.start), ms_of(each.seconds), each.tokens, each.steps, each.pieces)
         for each in found
     ]
     preemptions = [
@@ -26,7 +26,7 @@ def why(times: RequestTimes, now: float, name_of: NameOf) -> WhyReply:
     return WhyReply(
         request_id=times.request_id,
         status=times.status,
-        total_ms=_ms(total),
+        total_ms=ms_of(total),
         tokens=TokenCounts(times.prompt_tokens, cached, times.prompt_tokens - cached, times.output_tokens),
         spans=spans,
         causes=list(causes(times, total, name_of)),
@@ -36,15 +36,11 @@ def why(times: RequestTimes, now: float, name_of: NameOf) -> WhyReply:
 
 def _preemption(preemption: Preemption, began: float, name_of: NameOf) -> PreemptionReply:
     return PreemptionReply(
-        at_ms=_ms(preemption.at - began),
+        at_ms=ms_of(preemption.at - began),
         mode=preemption.mode,
         for_request=None if preemption.beneficiary is None else name_of(preemption.beneficiary),
         blocks=preemption.blocks,
         tokens=preemption.tokens,
-        away_ms=None if preemption.away is None else _ms(preemption.away),
-        back_ms=None if preemption.back is None else _ms(preemption.back),
+        away_ms=None if preemption.away is None else ms_of(preemption.away),
+        back_ms=None if preemption.back is None else ms_of(preemption.back),
     )
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)

@@ -114,15 +114,13 @@ class _Exchange:
         """None once it was streamed. Raises ApiError."""
         state = self._state
         state.check_open()
-        wanted = wanted_stream(self._request)
-        if wanted is not None:
-            return await self._pick_up(connection, wanted, state.stream_affinity)
-        asked = wanted_request(self._request)
-        if asked is not None:
-            return await self._pick_up(connection, asked, state.request_affinity)
-        stored = wanted_response(self._request)
-        if stored is not None:
-            return await self._pick_up(connection, stored, state.response_affinity)
+        for wanted, affinity in (
+            (wanted_stream(self._request), state.stream_affinity),
+            (wanted_request(self._request), state.request_affinity),
+            (wanted_response(self._request), state.response_affinity),
+        ):
+            if wanted is not None:
+                return await self._pick_up(connection, wanted, affinity)
         prompt = None
         if state.reader is not None and self._body:
             prompt = await state.reader.read(self._request, self._body)

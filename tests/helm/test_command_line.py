@@ -107,6 +107,7 @@ def test_every_flag_has_a_value(command: str, left_out: set[str]) -> None:
     switched = (
         "router.enabled=true,router.discovery=dns,auth.enabled=false",
         "engine.enablePrefixCaching=false",
+        "engine.kvCacheMemoryBytes=12884901888",
         "gpu.count=2,gpu.expertParallel=true",
     )
     given = {"model"}  # which has no dashes

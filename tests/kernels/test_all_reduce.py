@@ -26,7 +26,7 @@ from quire.kernels.parallel.all_reduce import (
 )
 from quire.kernels.parallel.buffers import EMPTY, SymmetricBuffers, buffers_on_one_device, make_buffers
 from quire.kernels.parallel.peer_sums import Limits, PeerKernels
-from quire.kernels.pointwise.norm import add_rms_norm
+from quire.kernels.pointwise.norm import add_rms_norm, rms_norm_reference
 
 POLLS = 1_000_000 if HAS_GPU else 3  # looks of tests: what never comes is NaN, not a hang
 
@@ -110,6 +110,24 @@ def test_the_fused_sum_is_the_sum_then_the_norm(device, dtype):
             torch.testing.assert_close(y, unfused[rank][0], rtol=tolerance, atol=tolerance)
 
 
+def test_parts_of_a_term_are_added_up_and_rounded_before_they_are_sent(device):
+    buffers = ranks_of(2, 2 * 5 * 96, device)
+    parts = torch.randn(2, 3, 5, 96, device=device)
+    residual, weight = torch.randn(5, 96, device=device).half(), torch.randn(96, device=device).half()
+    own = [residual.clone(), residual.clone()]
+    _, total = all_reduce_norm_reference([each.sum(0).half() for each in parts], residual, weight, 1e-6)
+
+    def fused(rank: int, phases: tuple[int, int]) -> object:
+        return one_shot_norm(parts[rank], own[rank], weight, 1e-6, buffers[rank], phases)
+
+    for y, updated in in_phases(2, fused, 2):
+        torch.testing.assert_close(updated, total, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(y, rms_norm_reference(updated, weight, 1e-6), rtol=4e-3, atol=4e-3)
+    assert torch.equal(own[0], own[1])
+    with pytest.raises(ValueError, match="contiguous fp32"):
+        one_shot_norm(parts[0].half(), own[0], weight, 1e-6, buffers[0])
+
+
 def test_a_call_leaves_empty_what_the_one_before_it_used(device):
     buffers = ranks_of(2, 1024, device)
     for rows in (4, 1, 2, 3):
@@ -166,7 +184,7 @@ for dtype in ("bf16", "fp32"):
         aligned = [name for name in pointers if name != "eps"] + ["x_stride", "residual_stride"]
         every = {"RANKS": ranks, "BEGIN": 0, "END": 9, "DEPENDENT": True}
         for kernel, constants, warps in (
-            (all_reduce._one_shot_kernel, {"HIDDEN": 4096, "BLOCK": 4096}, 16),
+            (all_reduce._one_shot_kernel, {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 0}, 16),
             (all_reduce._two_shot_kernel, {"TILE": all_reduce.TILE}, 8),
         ):
             case = Case(ASTSource, kernel, constants | every, pointers, aligned, {"num_warps": warps})

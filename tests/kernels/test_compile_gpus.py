@@ -31,9 +31,9 @@ from quire.kernels.attention.decode_kernel import decode_kernel
 from quire.kernels.attention.key_tiles import KeyTiles
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
-from quire.kernels.parallel import all_reduce
+from quire.kernels.parallel import all_reduce, piece_sums
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
-from quire.kernels.sampling import logprobs, part_thresholds
+from quire.kernels.sampling import logprobs, part_thresholds, peer_sampling
 from quire.kernels.sampling import masks as token_mask
 from tests.engine.nightly import NIGHTLY
 
@@ -192,17 +192,23 @@ def small_cases() -> dict[str, Case]:
     pointers |= dict.fromkeys(("given_ptr", "positions_ptr", "last_tokens_ptr", "block_tables_ptr"), "*i32")
     pointers |= dict.fromkeys(("places_ptr", "context_lens", "block_tables"), "*i32")
     pointers |= {"slots_ptr": "*i64", "rows_ptr": "*i32"}
-    pointers |= dict.fromkeys(("wanted_ptr", "limit_ptr", "highest_ptr", "masses_ptr"), "*fp32")
-    pointers |= {"temperature_ptr": "*fp32", "found_ptr": "*fp32", "low_ptr": "*i64"}
+    pointers |= dict.fromkeys(("wanted_ptr", "limit_ptr", "highest_ptr", "thresholds_ptr"), "*fp32")
+    pointers |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "found_ptr"), "*fp32")
+    pointers |= {"low_ptr": "*i64", "masses_ptr": "*i64", "top_k_ptr": "*i32", "other_ptr": "*bf16"}
     pointers |= {"own_ptr": "*i16", "addresses_ptr": "*i64", "state_ptr": "*i32"}
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
-    wide = {"HIDDEN": 4096, "BLOCK": 4096}
+    wide = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 0}
+    of_pieces = {"HIDDEN": 4096, "BLOCK": 4096}
     of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
     all_known: dict[str, object] = {"known_ptr": None}
     chunks = {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}
     searched: dict[str, object] = {"WEIGHTED": True, "MASSES": part_thresholds.MASSES}
     searched |= {"INFINITY": part_thresholds.INFINITY[torch.bfloat16]}
     masses = searched | {"VOCABULARY": 64128, "CHUNK": part_thresholds.CHUNK, "MIN_TEMPERATURE": 1e-20}
+    kept = {name: masses[name] for name in ("VOCABULARY", "CHUNK", "MIN_TEMPERATURE", "INFINITY")}
+    kept |= {"RANKS": 2, "DEPENDENT": True}
+    kept |= {"SAMPLES_PADDED": 8, "SENDERS_PADDED": 32, "ROUNDS": 4, "MASSES": part_thresholds.MASSES}
+    drawn = of_two | {"CHUNKS": 32, "CHUNKS_PADDED": 32, "RANKS_PADDED": 2}
     narrowed = searched | {"CHUNKS": 16, "ALL_CHUNKS": 128, "CHUNKS_PADDED": 128, "DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
@@ -214,6 +220,9 @@ def small_cases() -> dict[str, Case]:
         "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
+        "two_pieces": (piece_sums._add_two_norm_kernel, of_pieces, 16, {}),
+        "kept_by_peers": (peer_sampling._keep_kernel, kept, 8, {}),
+        "drawn_by_peers": (peer_sampling._best_kernel, drawn, 4, {"best_ptr": "*fp32"}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
         "part_masses": (part_thresholds.masses_kernel, masses, 8, {}),
         "part_narrowed": (part_thresholds.narrow_kernel, narrowed, 4, {}),

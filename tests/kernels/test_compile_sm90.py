@@ -314,11 +314,12 @@ def plain_variants() -> dict[str, Case]:
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
+    embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256}
     vocabulary = {"VOCABULARY": 128256}
     chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True, "FIRST": 0}
     threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}
     variants |= {
-        "embed": (embedding._embed_kernel, dependent | {"COLUMNS": 4096, "BLOCK": 1024}, {"num_warps": 4}),
+        "embed": (embedding._embed_kernel, dependent | embedded, {"num_warps": 4}),
         "merge": (decode_splits._merge_kernel, dependent | merge, {"num_warps": 1}),
         "thresholds": (thresholds._threshold_kernel, dependent | threshold, {"num_warps": 32}),
         "chunk_argmax": (sampling.chunk_argmax_kernel, dependent | chunk_argmax, {"num_warps": 4}),

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.pointwise.embedding import embed
+from quire.kernels.pointwise.embedding import embed, embed_reference
 
 
 @pytest.mark.parametrize("width", [64, 1000, 1024, 2560])
@@ -14,3 +14,12 @@ def test_equals_torch(width, count, dtype, device):
     table = torch.randn(50, width).to(device, dtype)
     tokens = torch.randint(50, (count,), dtype=torch.int32).to(device)
     assert torch.equal(embed(tokens, table), F.embedding(tokens, table))
+
+
+def test_tokens_of_other_parts_are_zeros(dtype, device):
+    table = torch.randn(10, 70).to(device, dtype)
+    tokens = torch.tensor([19, 20, 25, 29, 30, 0], dtype=torch.int32, device=device)
+    found = embed(tokens, table, 20)
+    assert torch.equal(found, embed_reference(tokens, table, 20))
+    assert torch.equal(found[1:4], table[[0, 5, 9]])
+    assert not found[[0, 4, 5]].any()

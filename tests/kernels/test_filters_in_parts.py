@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,12 @@ from torch import Tensor
 
 from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
 from quire.engine.models.config import rows_of_rank
+from quire.engine.parallel.share import of_vocabulary
 from quire.kernels.backend import Backend, torch_backend, triton_backend
+from quire.kernels.parallel.buffers import EMPTY, SymmetricBuffers, buffers_on_one_device
+from quire.kernels.sampling import peer_sampling
+from quire.kernels.sampling.parts import best_of_chunks
+from quire.kernels.sampling.peer_sampling import best_of_ranks, draw, keep_thresholds, phases_of
 from quire.kernels.sampling.state import SamplingState
 
 QUARTER = st.integers(-12, 12).map(lambda i: i / 4)  # exact in every dtype, and ties often
@@ -67,6 +73,8 @@ class InTurn:
 
 class OneInTurn:
     """What a rank gathers by."""
+
+    buffers = None
 
     def __init__(self, rank: int, ranks: InTurn) -> None:
         self.rank = rank
@@ -121,6 +129,34 @@ def drawn_in_parts(backend: Backend, logits: Tensor, state: SamplingState, size:
     return [drawn.tolist() for drawn in InTurn(size).run(draw)]
 
 
+def drawn_by_peers(logits: Tensor, state: SamplingState, buffers: list[SymmetricBuffers]) -> list[list[int]]:
+    """Do the same with ranks that write into each other's memory, all of which do one phase after another."""
+    (samples, vocabulary), size = logits.shape, len(buffers)
+    width = rows_of_rank(vocabulary, size)
+    padded = torch.full((samples, size * width), 99.0, dtype=logits.dtype, device=logits.device)
+    padded[:, :vocabulary] = logits
+    owned = [padded[:, rank * width : (rank + 1) * width].contiguous() for rank in range(size)]
+    spans = [of_vocabulary(vocabulary, rank, size) for rank in range(size)]
+    rows, positions = places(samples, logits.device)
+    last = [torch.full((samples,), -7, dtype=torch.int32, device=logits.device) for _ in range(size)]
+    thresholds, drawn = list(last), list(last)
+    for phase in range(phases_of(logits.dtype)):
+        for rank, own in enumerate(owned):
+            begin, end = spans[rank]
+            phases = (phase, phase + 1)
+            thresholds[rank] = keep_thresholds(own, rows, state, end - begin, buffers[rank], phases)
+    for phase in range(2):
+        for rank, own in enumerate(owned):
+            begin, end = spans[rank]
+            kept = best_of_chunks(own, rows, positions, state, begin, end - begin, thresholds[rank])
+            drawn[rank] = best_of_ranks(*kept, rows, last[rank], buffers[rank], (phase, phase + 1))
+    return [torch.cat(both).tolist() for both in zip(drawn, last, strict=True)]
+
+
+def peers(size: int, device: torch.device, programs: int) -> list[SymmetricBuffers]:
+    return buffers_on_one_device(size, 1 << 17, device, programs=programs, most_polls=3)
+
+
 def places(samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
     rows = torch.arange(samples, dtype=torch.int32, device=device)
     return rows, 40 + 3 * rows
@@ -154,6 +190,70 @@ def test_kernels_draw_what_one_rank_draws(dtype, device):
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [expected] * 2
 
 
+@pytest.mark.parametrize("programs", [2, 7], ids=["row after row", "two to a row"])
+def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
+    """One call after the other, of which the last leaves nothing for the next."""
+    monkeypatch.setattr(peer_sampling, "CHUNK", 128)
+    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.8}]
+    generator = torch.Generator().manual_seed(1)
+    logits = (3 * torch.randn(len(filters), 700, generator=generator)).to(device, dtype)
+    logits[1, ::2] = 12.5
+    buffers = peers(2, device, programs)
+    for seed in range(2):
+        rows = [{"temperature": 1.3, "seed": seed + 7 * i} | filtered for i, filtered in enumerate(filters)]
+        state = state_of(rows, device)
+        (expected,) = drawn_in_parts(triton_backend(), logits, state, 1)
+        assert drawn_by_peers(logits, state, buffers) == [expected] * 2
+
+
+def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monkeypatch):
+    """To the last bit, also of masses that top-p sums up, with however many programs to a row."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 600, generator=generator).to(device, dtype)
+    state = state_of([{"temperature": 0.7, "top_p": p, "min_p": 0.01} for p in (0.1, 0.9, 1.0)], device)
+    state.top_k[1:] = torch.tensor([400, 77])
+    rows, _ = places(3, device)
+    width = rows_of_rank(600, 2)
+    owned = [logits[:, :width].contiguous(), logits[:, width:].contiguous()]
+
+    def gathered(rank: Any) -> Tensor:
+        parts = VocabularyParts(600, triton_backend(), rank)
+        return parts._thresholds(owned[rank.rank], state, Searched(top_k=True, top_p=True))
+
+    expected, _ = InTurn(2).run(gathered)
+    for programs, chunk in ((1, 4096), (9, 128)):
+        monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
+        buffers, found = peers(2, device, programs), []
+        for phase in range(phases_of(dtype)):
+            phases = (phase, phase + 1)
+            found = [
+                keep_thresholds(own, rows, state, own.shape[1], each, phases)
+                for own, each in zip(owned, buffers, strict=True)
+            ]
+        assert [each.tolist() for each in found] == [expected.tolist()] * 2
+
+
+def test_rows_without_filters_send_nothing_for_them(device):
+    """Nor do greedy rows: a call leaves the buffers as they are, and those that draw go on with these."""
+    buffers = peers(2, device, 4)
+    rows, _ = places(3, device)
+    state = state_of([{"temperature": 0.0, "top_k": 3}, {"temperature": 1.0}, {"temperature": 0.3}], device)
+    for rank in buffers:
+        found = keep_thresholds(torch.randn(3, 100, device=device), rows, state, 100, rank)
+        assert found.tolist() == [-torch.inf] * 3
+        assert (rank.own == EMPTY).all()
+        assert not rank.state.any()
+
+
+def test_what_never_arrives_draws_nothing(device):
+    (first, _) = peers(2, device, 4)
+    rows, positions = places(2, device)
+    state = state_of([{"temperature": 1.0, "top_k": 3}, {"temperature": 0.0}], device)
+    last = torch.zeros(2, dtype=torch.int32, device=device)
+    logits = torch.randn(2, 100, device=device)
+    assert draw(logits, rows, positions, state, last, 0, 100, first).tolist() == [-1, -1]
+
+
 def test_kernels_end_where_nothing_can_be_drawn(device):
     """A greedy row beside them has its filters in vain."""
     logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(2)).to(device, torch.float16)
@@ -165,3 +265,4 @@ def test_kernels_end_where_nothing_can_be_drawn(device):
     tokens = [-1, -1, -1, int(logits[3].argmax())]
     last = [0, 0, 0, tokens[3]]
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [tokens + last] * 2
+    assert drawn_by_peers(logits, state, peers(2, device, 4)) == [tokens + last] * 2

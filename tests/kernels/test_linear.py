@@ -227,6 +227,19 @@ def test_a_tile_of_256_tokens_takes_nearly_as_many():
         assert warps_of(tiles) == 8
 
 
+def test_few_tokens_and_a_ranks_weights_are_cut_as_was_quickest():
+    """Those that a rank of two has of Llama-3.1-8B and Qwen3-14B: qkv, output, down, and gate and up."""
+    assert tiling(8, 3072, 4096, gated=False, divided=False) == Tiling(16, 64, 128, 9, 1)
+    assert tiling(64, 3072, 4096, gated=False, divided=False) == Tiling(64, 32, 128, 8, 1)
+    assert tiling(8, 4096, 2048, gated=False, divided=True) == Tiling(16, 64, 128, 4, 4)
+    assert tiling(64, 4096, 2048, gated=False, divided=True) == Tiling(64, 64, 128, 6, 2)
+    assert tiling(8, 4096, 7168, gated=False, divided=True) == Tiling(16, 64, 128, 9, 2)
+    for count, stages in ((16, 4), (64, 3)):
+        tiles = tiling(count, 5120, 8704, gated=False, divided=True)
+        assert tiles == Tiling(count, 64, 128, stages, 3)
+    assert tiling(8, 17408, 5120, gated=True, divided=False) == Tiling(16, 128, 128, 3, 1)
+
+
 def test_a_rehearsal_asks_for_each_kernel_of_many_tokens(dtype, device, monkeypatch):
     launch_each(device, dtype)  # where there are none, too
     launched = []

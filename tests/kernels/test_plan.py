@@ -115,6 +115,18 @@ def test_products_of_many_tokens_are_ours_on_hopper(gpu: Gpu) -> None:
         assert few.down.name == many.down.name
 
 
+def test_half_a_models_long_sums_are_divided_among_programs() -> None:
+    """A rank of two has half of the inputs, but all outputs, of which few tokens make too few programs."""
+    output, down = Matrix(4096, 2048, share="inputs"), Matrix(4096, 7168, share="inputs")
+    half = gated(4096, 16, 4, 7168, output=output, down=down)
+    for tokens in (2, 8, 64):
+        ops = plan_layer(hopper, half, BF16, decodes(tokens))
+        assert "in parts" in ops.down.name and "over ranks" in ops.down.name
+        assert ("in parts" in ops.project_out.name) == (tokens < 64)
+        assert "hopper_stream" in ops.project_out.name and "hopper_stream" in ops.project_in.name
+    assert "cuBLAS" in plan_layer(hopper, half, BF16, decodes(65)).down.name
+
+
 @each_gpu
 @pytest.mark.parametrize("held", [BF16, FP12, FP8], ids=lambda held: held.name)
 def test_who_decodes(gpu: Gpu, held: KVFormat) -> None:

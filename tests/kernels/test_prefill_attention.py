@@ -42,6 +42,7 @@ CASES = [
     (4, 1, 128, 2, 0, RAGGED),
     (7, 1, 96, 4, 20, SHORT),
     (8, 1, 64, 8, 0, RAGGED),
+    (4, 1, 128, 256, 0, SHORT),
 ]
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BESIDE = [(0, 3), (70, 0)]  # tokens before and after

@@ -24,7 +24,8 @@ from quire.loadtest.evaluation import (
 )
 from quire.loadtest.evaluation.figure import Cell, MadeFigure, Table, markdown_table
 from quire.loadtest.evaluation.report import write_report
-from quire.loadtest.evaluation.setting import Setting
+from quire.loadtest.evaluation.setting import Search, Setting
+from quire.loadtest.simulator.systems import Kind
 
 SHORT = Shape(LogNormal(20, 0.8, 4, 100), LogNormal(30, 0.8, 4, 100))
 RATES = (2, 8, 24, 72)
@@ -89,17 +90,23 @@ def test_fig2_more_of_the_memory_holds_tokens_the_less_is_reserved(monkeypatch: 
 
 
 def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), RATES)})
-    monkeypatch.setattr(request_rates, "RECORDED", {"ShareGPT, recorded": (Recipe(SHORT, 20), RATES[:2])})
+    lowest: dict[Kind, float] = {"paged": 4, "oracle": 2, "pow2": 2, "max": 2, "padded": 0.5}
+    monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), lowest)})
+    monkeypatch.setattr(request_rates, "RECORDED", {"ShareGPT, recorded": (Recipe(SHORT, 20), lowest)})
     monkeypatch.setattr(request_rates, "SERVERS", request_rates.SERVERS[:2])
+    monkeypatch.setattr(request_rates, "HOUR", 6.0)
+    monkeypatch.setattr(request_rates, "SEARCH", Search(seconds=2.0, fewest=30, halvings=1))
     figure = request_rates.fig12(setting(1.0))
-    servers, table, _, on_four = figure.tables
+    servers, table, _, on_four, checks = figure.tables
     assert [row[0] for row in servers.rows] == ["OPT-13B", "OPT-66B"]
     rates = column(table, "requests/s")
     assert is_rising(rates[::-1]), "Quire, Oracle, Pow2, Max, FasterTransformer"
     assert column(table, "Quire ÷ it") == pytest.approx([rates[0] / rate for rate in rates])
     assert [row[3] for row in table.rows] == [None, "1.7–2.7", None, "2.7–8", "up to 22"]
     assert [line.label for line in figure.charts[0].lines] == [row[0] for row in table.rows]
+    assert [line.x[0] for line in figure.charts[0].lines] == list(lowest.values())
+    assert [row[0] for row in checks.rows] == ["Quire", "Orca (Oracle)"]
+    assert all(len(row) == 6 and min(numbers(row[1:])) > 0 for row in checks.rows)
     sustained = numbers([row[1] for row in on_four.rows[:4]])  # FasterTransformer: not even the least rate
     assert is_rising(sustained[::-1])
     assert sustained[0] < rates[0], "66B on four has less memory, and slower steps"
@@ -110,6 +117,7 @@ def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert "4 × A100 40GB" in figure.costs
 
+    monkeypatch.setattr(request_rates, "BATCH_RUNS", {"ShareGPT": (Recipe(SHORT, 40), 72.0)})
     monkeypatch.setattr(
         request_rates, "PAPER_BATCHES", {"ShareGPT": (2.0, request_rates.PAPER_BATCHES["ShareGPT"][1])}
     )

@@ -11,17 +11,38 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import Limits
 from quire.loadtest.attention_variants import VARIANTS
 from quire.loadtest.client.lengths import LogNormal, Shape
-from quire.loadtest.evaluation.real import attention, case, evaluation, plan, steps, transfers, variants
+from quire.loadtest.evaluation.real import (
+    attention,
+    case,
+    evaluation,
+    plan,
+    steps,
+    transfers,
+    variants,
+    whole_models,
+)
 from quire.loadtest.evaluation.real.__main__ import main
-from quire.loadtest.evaluation.real.attention import AttentionTime, measure_attention
+from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime, measure_attention
 from quire.loadtest.evaluation.real.case import CaseRun, measure
-from quire.loadtest.evaluation.real.results import Measured, read_measured
+from quire.loadtest.evaluation.real.results import Measured, Results, read_measured
 from quire.loadtest.evaluation.real.server import RealServer
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes, measure_variants
+from quire.loadtest.evaluation.real.ways import WayOutcome
+from quire.loadtest.evaluation.real.whole_models import WAYS
 from quire.loadtest.simulator.step_costs import FEATURES, read_records
 
 MODEL = "service/demo/model"
+COMMAND = ["--model", MODEL, "--kv-cache-memory-bytes", "12000000"]
+TINY = {
+    "vocab_size": 200,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 SHORT = Shape(LogNormal(24, 0.3, 18, 40), LogNormal(5, 0.4, 3, 9))
 CPU = torch.device("cpu")
 
@@ -42,19 +63,26 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             "MAX_BATCHED_TOKENS": 64,
             "KINDS": ("paged", "oracle", "max"),
             "OVERLOADS": dict.fromkeys(plan.OVERLOADS, (40.0, 0.1)),
-            "ARRIVALS": {"ShareGPT": (0.2, 0.25)},
-            "SHARES": (1.0,),
+            "PLAIN_WORKLOADS": ("ShareGPT",),
+            "BATCH_SECONDS": {"ShareGPT": 0.1},
+            "KNEE_STEPS": 1,
+            "KNEE_SECONDS": (0.2, 0.25),
+            "LONG_SECONDS": (0.3, 0.4),
             "WIDTHS": (2,),
             "PREFIXES": {"1 example": (40, 1.67)},
-            "LARGER_BLOCKS": (64,),
+            "BLOCK_SIZES": (64,),
         },
-        evaluation: {
-            "POOL_TOKENS": 2048,
-            "SMALL_POOL_TOKENS": 1024,
-            "DECODES": ((2, 20),),
-            "PREFILLS": ((1, 40),),
+        evaluation: {"DECODES": ((2, 20),), "PREFILLS": ((1, 40),)},
+        whole_models: {"QWEN25_05B": TINY},
+        attention: {
+            "HEADS": {"some": (4, 2)},
+            "BATCHES": (2,),
+            "CONTEXTS": (64,),
+            "WORKING_SET": 1,
+            "SIZES": (1, 256),
+            "SIZE_HEADS": "some",
+            "SIZE_BATCH": 2,
         },
-        attention: {"HEADS": {"some": (4, 2)}, "BATCHES": (2,), "CONTEXTS": (64,), "WORKING_SET": 1},
         steps: {"BATCHES": (1, 4), "CONTEXTS": (32, 4096), "PREFILLS": ((1, 16),), "EXTENDS": ()},
         transfers: {"SIZES": (4, 16), "TOKENS": 32},
         variants: {"HEADS": 2},
@@ -68,11 +96,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_experiments(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--model", MODEL, "--output", str(tmp_path)]) == 0, capsys.readouterr().out
+    parts = ["--parts", ",".join(evaluation.PARTS)]
+    assert main([*COMMAND, "--output", str(tmp_path), *parts]) == 0, capsys.readouterr().out
     runs = [line.data for line in read_measured(tmp_path / "runs.jsonl", Measured[CaseRun])]
-    wanted = [*plan.overloads(), *plan.further_cases(), *plan.block_size_cases(64)]
+    sizes = [case for size in (16, 64) for case in plan.block_size_cases(size)]
+    wanted = list(dict.fromkeys([*plan.overloads(), *plan.sharing(), *sizes]))
     assert [run.case for run in runs if run.case.share is None] == wanted
-    assert {run.case.kind for run in runs if run.case.share == 1.0} == {"paged", "oracle", "max"}
+    assert [run.case.kind for run in runs if run.case.share] == ["paged", "oracle", "paged"]
     for run in runs:
         assert (run.outcome.finished, run.outcome.unfinished) == (run.case.count, 0)
         assert run.outcome.normalized_latency > 0 and run.outcome.sustained > 0
@@ -84,11 +114,18 @@ def test_all_experiments(small: None, tmp_path: Path, capsys: pytest.CaptureFixt
         assert len(records) > 8 and all(record.seconds > 0 for record in records)
     for name, kind, count in (
         ("attention", Measured[AttentionTime], 1),
+        ("block-sizes", Measured[BlockSizeTime], 2),
         ("transfers", Measured[TransferTime], 2),
         ("variants", Measured[VariantTimes], 2),
+        ("models", Measured[WayOutcome], len(WAYS) + 2),
     ):
         lines = read_measured(tmp_path / f"{name}.jsonl", kind)
         assert len(lines) == count and lines[0].commit and lines[0].command.startswith("python -m ")
+
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([*COMMAND, "--output", str(tmp_path), *parts, "--seconds", "0"]) == 0
+    assert "left out" not in capsys.readouterr().out, "what is there is not measured again"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_fails_keeps_nothing_else_from_running(
@@ -98,31 +135,43 @@ def test_what_fails_keeps_nothing_else_from_running(
         raise RuntimeError("it broke")
 
     monkeypatch.setattr(evaluation, "record_steps", broken)
-    monkeypatch.setattr(plan, "overloads", lambda: iter([plan.overload("ShareGPT")]))
-    monkeypatch.setattr(plan, "further_cases", lambda: iter([]))
-    monkeypatch.setattr(plan, "LARGER_BLOCKS", ())
-    assert main(["--model", MODEL, "--output", str(tmp_path)]) == 1
-    assert "failed: times of single steps" in capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} >= {"runs.jsonl", "transfers.jsonl", "variants.jsonl"}
+    assert main([*COMMAND, "--output", str(tmp_path), "--parts", "overloads,variants"]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
+    first, *others = plan.overloads()
+    assert failed == [f"failed: {first}"] and others, "an engine that does not start is not started again"
+    assert {path.name for path in tmp_path.iterdir()} == {"variants.jsonl"}
 
 
-def test_parts_leave_the_files_of_the_others_alone(small: None, tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text("as it was")
-    assert main(["--model", MODEL, "--output", str(tmp_path), "--parts", "transfers,variants"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"runs.jsonl", "transfers.jsonl", "variants.jsonl"}
-    assert (tmp_path / "runs.jsonl").read_text() == "as it was"
+def test_parts_may_be_measured_afresh(small: None, tmp_path: Path) -> None:
+    variants_only = [*COMMAND, "--output", str(tmp_path), "--parts", "variants"]
+    assert main(variants_only) == 0
+    (tmp_path / "transfers.jsonl").write_text("as it was")
+    before = (tmp_path / "variants.jsonl").read_bytes()
+    assert main([*variants_only, "--afresh"]) == 0
+    assert (tmp_path / "variants.jsonl").read_bytes() != before
+    assert (tmp_path / "transfers.jsonl").read_text() == "as it was"
     with pytest.raises(SystemExit):
-        main(["--model", MODEL, "--output", str(tmp_path), "--parts", "runs,lunch"])
+        main([*COMMAND, "--output", str(tmp_path), "--parts", "runs,lunch"])
+
+
+def test_results_are_of_one_model_and_one_device(tmp_path: Path) -> None:
+    time = TransferTime(tokens=1, block_size=1, whole_blocks=1.0, layer_by_layer=1.0, recompute=1.0)
+    for _ in range(2):
+        Results(tmp_path, "one", "cpu").add("transfers", time)
+    assert Results(tmp_path, "one", "cpu").read("transfers", TransferTime) == [time, time]
+    for model, device in (("other", "cpu"), ("one", "gpu")):
+        with pytest.raises(ValueError, match="was measured with the"):
+            Results(tmp_path, model, device).read("transfers", TransferTime)
 
 
 def test_nothing_begins_that_would_take_too_long(
     small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--model", MODEL, "--output", str(tmp_path), "--seconds", "0"]) == 0
+    assert main([*COMMAND, "--output", str(tmp_path), "--seconds", "0"]) == 0
     out = capsys.readouterr().out
     for case_ in plan.overloads():
         assert f"left out for want of time: {case_}\n" in out
-    assert "blocks of 64" in out and not (tmp_path / "runs.jsonl").exists()
+    assert "blocks of 64" in out and not list(tmp_path.iterdir())
 
 
 def test_a_system_that_needs_more_than_there_is_is_refused(small: None) -> None:

@@ -14,16 +14,18 @@ from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.commands import REAL
 from quire.loadtest.evaluation.figure import Figure, Table
 from quire.loadtest.evaluation.real import case, plan
-from quire.loadtest.evaluation.real.attention import AttentionTime
+from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
 from quire.loadtest.evaluation.real.prediction import RealResults, SimulatedServer, read_real_results
 from quire.loadtest.evaluation.real.results import Results
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes
+from quire.loadtest.evaluation.real.ways import WayOutcome
 from quire.loadtest.evaluation.setting import Setting
 from quire.loadtest.simulator.step_costs import StepCosts, StepRecord
 
 COSTS = StepCosts(seconds=[5e-3, 3e-5, 2e-5, 4e-8, 1e-8, 2e-6, 4e-5], source="made up")
+BATCHES = ("FasterTransformer", "FasterTransformer, nothing padded")
 SHORT = Shape(LogNormal(40, 0.8, 4, 200), LogNormal(30, 0.8, 4, 200))
 
 
@@ -31,7 +33,7 @@ SHORT = Shape(LogNormal(40, 0.8, 4, 200), LogNormal(30, 0.8, 4, 200))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What a run of all experiments writes, by a device that costs what COSTS says."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield write_results(tmp_path_factory.mktemp("results"), monkeypatch)
+        yield write_results(tmp_path_factory.mktemp("results") / "opt-13b", monkeypatch)
 
 
 def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -42,22 +44,24 @@ def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "MAX_MODEL_LEN": 768,
         "MAX_BATCHED_TOKENS": 256,
         "OVERLOADS": dict.fromkeys(plan.OVERLOADS, (200.0, 0.4)),
-        "ARRIVALS": dict.fromkeys(plan.ARRIVALS, (0.3, 0.6)),
-        "LARGER_BLOCKS": (64,),
+        "BATCH_SECONDS": dict.fromkeys(plan.BATCH_SECONDS, 0.8),
+        "WIDTHS": (2,),
     }.items():
         monkeypatch.setattr(plan, name, value)
     monkeypatch.setattr(case, "SHAPES", dict.fromkeys(case.SHAPES, SHORT))
     monkeypatch.setattr(
         case, "conversations", lambda count, seed: case.draw_sessions(case.Recipe(SHORT, count, seed))
     )
-    results, server = Results(folder, "a made-up device"), SimulatedServer(COSTS)
-    overloads: list[tuple[Case, Outcome]] = []
-    for each in (*plan.overloads(), *plan.further_cases(), *plan.block_size_cases(64)):
-        overloads.append((each, measure(server, each)))
-        results.add("runs", CaseRun(case=each, outcome=overloads[-1][1]))
-    for each, outcome in overloads[: len(list(plan.overloads()))]:
-        for share in plan.SHARES[:2]:
-            loop = plan.open_loop(each, outcome, share)
+    results, server = Results(folder, "OPT-13B", "a made-up device"), SimulatedServer(COSTS)
+    outcomes: dict[Case, Outcome] = {}
+    for each in (*plan.overloads(), *plan.sharing(), *plan.block_size_cases(16), *plan.block_size_cases(64)):
+        if each not in outcomes:
+            outcomes[each] = measure(server, each)
+            results.add("runs", CaseRun(case=each, outcome=outcomes[each]))
+    for each in list(plan.overloads())[: len(plan.KINDS)]:
+        for share in (0.7, 1.2):
+            sustained = outcomes[each].sustained
+            loop = plan.open_loop(each, sustained, share * sustained, (0.3, 0.6))
             results.add("runs", CaseRun(case=loop, outcome=measure(server, loop)))
     rng = random.Random(0)
     for size in (16, 64):
@@ -82,6 +86,11 @@ def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 tokens=1024, block_size=size, whole_blocks=whole, layer_by_layer=pieces, recompute=28.0
             ),
         )
+    for size, microseconds in ((16, 10.0), (1, 40.0)):
+        timed = BlockSizeTime(block_size=size, microseconds=microseconds, max_error=1e-3)
+        results.add("block-sizes", timed)
+    way_outcome = WayOutcome(way="v1", tokens_per_second=9.0, peak_mib=1.0, equal=8, requests=8)
+    results.add("models", way_outcome)
     called = {"contiguous": 1.0, "Quire's kernel": 2.0}
     for is_decode in (True, False):
         results.add(
@@ -117,10 +126,15 @@ def test_a_simulated_run_is_predicted_as_it_went(folder: Path) -> None:
     assert [row[-1] for row in shares.rows] == [96.3, 38.2, 26.8, 20.4]
     overload, at_limit, *_ = made["fig12-real"].tables
     assert cell(overload, "Orca (Oracle)", 3) > 1 and overload.rows[1][-1] == "1.7–2.7"
-    assert [row[0] for row in at_limit.rows] == [row[0] for row in overload.rows]
+    assert [row[0] for row in overload.rows] == [*(row[0] for row in at_limit.rows), *BATCHES]
+    sizes = made["fig18b-real"].tables[1]
+    assert [row[0] for row in sizes.rows] == [1.0, 16.0] and [row[2] for row in sizes.rows] == [300.0, 0.0]
+    assert [row[1] for row in made["fig19-real"].tables[2].rows] == ["swap", "recompute"] * 2
+    assert made["tutorials-real"].tables[0].rows == [["v1", 9.0, 1.0, "8 of 8"]]
     assert cell(made["fig18a-real"].tables[0], "8 × 64", 5) == pytest.approx(20)
     assert [row[1] for row in made["fig19-real"].tables[1].rows] == [8.0, 32.0]
-    assert cell(made["fig16-real"].tables[0], "5 examples, 341 tokens", 7) == 3.58
+    assert cell(made["fig16-real"].tables[0], "5 examples, 341 tokens", 8) == 3.58
+    assert [row[1] for row in made["fig17-real"].tables[0].rows] == [row[0] for row in at_limit.rows[1:]]
     quantities = made["accuracy-real"].tables[0]
     beams = sum(run.case.beam_width > 0 for run in results.runs)
     for kind, count in (("without beams", len(results.runs) - beams), ("with beams", beams)):
@@ -132,7 +146,7 @@ def test_the_report_has_the_real_figures(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = ["figures", "fig15-real", "fig18a-real", "--output", str(tmp_path / "report")]
-    assert main([*figures, "--real", str(folder)]) == 0
+    assert main([*figures, "--real", str(folder.parent)]) == 0
     text = (tmp_path / "report" / "README.md").read_text(encoding="utf-8")
     assert text.index("fig15-real") < text.index("fig18a-real") and "a made-up device" in text
     assert (tmp_path / "report" / "fig18a-real-1.svg").exists()

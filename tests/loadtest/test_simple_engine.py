@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.loadtest.evaluation.real.ways import CONTIGUOUS
 from quire.loadtest.evaluation.real.whole_models import WAYS, Work, measure_all
 
 TINY = {
@@ -22,6 +23,6 @@ TINY = {
 
 def test_all_ways_give_the_same_tokens() -> None:
     work = Work(requests=5, shortest=14, output=8)  # prompts of one block and of two
-    outcomes = measure_all(TINY, work, torch.device("cpu"), torch.float32)
-    assert [each.way for each in outcomes] == ["contiguous, one after the other", *WAYS, "Quire"]
+    outcomes = list(measure_all(TINY, work, torch.device("cpu")))
+    assert [each.way for each in outcomes] == [CONTIGUOUS, *WAYS, "Quire"]
     assert all(each.equal == each.requests == 5 for each in outcomes)

@@ -161,7 +161,9 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Pat
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash", "llama4_text", "bloom"])
+@pytest.mark.parametrize(
+    "kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash", "llama4_text", "bloom", "deepseek_v3"]
+)
 def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
     """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
     reference = save_tiny(kind, tmp_path)

@@ -31,6 +31,8 @@ class Meeting:
 class Rank:
     """A thread that is one of the ranks."""
 
+    buffers = None
+
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank = rank
         self.size = meeting.size
@@ -48,6 +50,16 @@ class Rank:
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm_reference(self.all_reduce(x), residual, weight, eps)
+
+    def add_rms_norm_of(
+        self,
+        multiply: Callable[[Tensor], Tensor],
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        return self.add_rms_norm(multiply(x), residual, weight, eps)
 
 
 def on_all(meeting: Meeting, work: Callable[[int], Result]) -> list[Result]:

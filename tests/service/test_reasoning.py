@@ -22,7 +22,6 @@ from quire.service.text.reasoning.parser import ThinkingParser
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.text.tools.formats import HERMES, KIMI
-from quire.service.text.tools.parser import ToolCallParser
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.use import parser_of
 from tests.service import tiny_tokenizers, tool_templates
@@ -99,7 +98,7 @@ def test_thinking_and_answer(form: ReasoningFormat, inside: bool, text: str, exp
 )
 def test_calls_after_thinking_and_within(text: str, expected: Told) -> None:
     def make() -> AnswerParser:
-        tools = ToolCallParser(HERMES, frozenset({"f"}), parallel=True)
+        tools = parser_of(HERMES, [Function(name="f")], parallel=True)
         return ThinkingParser(THINK, inside=True, tools=tools, calls=HERMES.opening)
 
     hold(make, text, expected)

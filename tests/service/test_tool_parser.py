@@ -11,12 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.service.text.pieces import CallArguments, CallStart, Piece
-from quire.service.text.tools.formats import HERMES, LLAMA, ToolFormat, format_of
-from quire.service.text.tools.parser import ToolCallParser
+from quire.service.text.tools.formats import HERMES, LLAMA, format_of
+from quire.service.text.tools.protocol import Function
+from quire.service.text.tools.regions import RegionFormat
+from quire.service.text.tools.use import parser_of
 from tests.service import tool_templates
 from tests.service.conftest import CHAT_TEMPLATE
 
-NAMES = frozenset({"f", "get_weather"})
+FUNCTIONS = [Function(name="f"), Function(name="get_weather")]
 WEATHER = '{"city": "Zürich \\"}{\\" 🙂", "days": [1, {"a": "]"}]}'
 Message = tuple[str, list[tuple[str, str]]]
 
@@ -34,8 +36,8 @@ def collect(pieces: list[Piece]) -> Message:
     return text, calls
 
 
-def parse(form: ToolFormat, pieces: list[str], *, parallel: bool = True) -> Message:
-    parser = ToolCallParser(form, NAMES, parallel=parallel)
+def parse(form: RegionFormat, pieces: list[str], *, parallel: bool = True) -> Message:
+    parser = parser_of(form, FUNCTIONS, parallel=parallel)
     found = [piece for text in pieces for piece in parser.push(text)]
     return collect(found + parser.finish())
 
@@ -48,7 +50,7 @@ def llama(name: str, arguments: str) -> str:
     return f'{{"name": "{name}", "parameters": {arguments}}}'
 
 
-CASES: list[tuple[ToolFormat, str, Message]] = [
+CASES: list[tuple[RegionFormat, str, Message]] = [
     (HERMES, "", ("", [])),
     (HERMES, " plain text \n", (" plain text \n", [])),
     (HERMES, hermes("f", "{}"), ("", [("f", "{}")])),
@@ -87,7 +89,7 @@ CASES: list[tuple[ToolFormat, str, Message]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES)
-def test_calls_and_text(form: ToolFormat, text: str, expected: Message) -> None:
+def test_calls_and_text(form: RegionFormat, text: str, expected: Message) -> None:
     assert parse(form, [text]) == expected
     assert parse(form, list(text)) == expected
 
@@ -136,7 +138,7 @@ def cut(text: str, places: list[float]) -> list[str]:
 )
 @example(HERMES, "<tool_call>{" + " " * 1100 + '"name": "f", "arguments": {}}</tool_call>', [0.5, 0.9], True)
 @settings(deadline=None)
-def test_the_pieces_do_not_matter(form: ToolFormat, text: str, places: list[float], parallel: bool) -> None:
+def test_the_pieces_do_not_matter(form: RegionFormat, text: str, places: list[float], parallel: bool) -> None:
     whole = parse(form, [text], parallel=parallel)
     assert parse(form, cut(text, places), parallel=parallel) == whole
     assert parse(form, list(text), parallel=parallel) == whole
@@ -160,7 +162,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 @settings(max_examples=40, deadline=None)
 def test_calls_come_back_as_they_were_written(
-    form: ToolFormat, arguments: list[dict[str, Any]], places: list[float]
+    form: RegionFormat, arguments: list[dict[str, Any]], places: list[float]
 ) -> None:
     write = hermes if form is HERMES else llama
     texts = [json.dumps(each, ensure_ascii=False) for each in arguments]
@@ -169,14 +171,14 @@ def test_calls_come_back_as_they_were_written(
 
 
 def test_a_call_is_told_of_before_it_is_whole() -> None:
-    parser = ToolCallParser(HERMES, NAMES, parallel=True)
+    parser = parser_of(HERMES, FUNCTIONS, parallel=True)
     assert parser.push('Let me see. <tool_call>{"name": "f", "argu') == ["Let me see."]
     assert parser.push('ments": {"a') == [CallStart("f"), CallArguments('{"a')]
     assert parser.push('": 1}}') == [CallArguments('": 1}')]
 
 
 def test_only_one_call_when_only_one_may_be_made() -> None:
-    parser = ToolCallParser(LLAMA, NAMES, parallel=False)
+    parser = parser_of(LLAMA, FUNCTIONS, parallel=False)
     pieces = parser.push(f"{llama('f', '{}')}; {llama('f', '{}')}")
     assert collect(pieces) == ("", [("f", "{}")]) and parser.done
 

@@ -23,8 +23,9 @@ from quire.engine.sequences.grammar import Grammars, load_vocabulary
 from quire.service.text.structured import lark_grammar
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
-from quire.service.text.tools.formats import HERMES, LLAMA, ToolFormat
+from quire.service.text.tools.formats import HERMES, LLAMA
 from quire.service.text.tools.protocol import Function
+from quire.service.text.tools.regions import RegionFormat
 from tests.server_process import serving
 from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post
@@ -282,7 +283,7 @@ SCHEMAS = {function.name: function.schema for function in FUNCTIONS}
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=["hermes", "llama"])
 @pytest.mark.parametrize("marker", [None, "special"])
-def test_what_must_be_called_is_and_its_arguments_fit(form: ToolFormat, marker: str | None) -> None:
+def test_what_must_be_called_is_and_its_arguments_fit(form: RegionFormat, marker: str | None) -> None:
     tokenizer = tokenizer_with(tool_templates.HERMES, marker=marker)
     rng = random.Random(5)
     most = 0
@@ -302,7 +303,7 @@ def test_what_must_be_called_is_and_its_arguments_fit(form: ToolFormat, marker: 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=["hermes", "llama"])
 @pytest.mark.parametrize("marker", [None, "plain"])
-def test_strict_arguments_fit_and_text_is_free(form: ToolFormat, marker: str | None) -> None:
+def test_strict_arguments_fit_and_text_is_free(form: RegionFormat, marker: str | None) -> None:
     tokenizer = tokenizer_with(tool_templates.HERMES, marker=marker)
     write = hermes if form is HERMES else llama
     strict = [Function(name="get_weather", parameters=PARAMETERS, strict=True), Function(name="f")]

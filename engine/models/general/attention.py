@@ -16,6 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.config import MAX_GROUP
+from quire.engine.models.general.latent import Sizes, latent_of
+from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.kernels.attention.batch import AttentionLayer
 
 NAME = "quire"
@@ -38,15 +40,12 @@ class _Every:
 EVERY: Any = _Every()
 
 
-class UnsupportedAttention(ValueError):
-    """A model's attention is more than the cache's kernels compute; the message says what."""
-
-
 @dataclass(frozen=True, slots=True)
 class Call:
     """A module's attention: q [Hq, T, D], k [Hkv, T, D] and v [Hkv, T, Dv], normed and rotated.
 
-    softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them.
+    softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them. latent: v
+    are the first numbers of k, of which Hkv is 1.
     """
 
     q: Tensor
@@ -57,6 +56,7 @@ class Call:
     softcap: float = 0.0
     sinks: Tensor | None = None
     slopes: Tensor | None = None
+    latent: Sizes | None = None
 
     @property
     def head_dim(self) -> int:
@@ -72,7 +72,10 @@ class Call:
     @property
     def shape(self) -> AttentionShape:
         """Return what the attention is, whatever the tokens."""
-        return AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, self.plain)
+        shape = AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, self.plain)
+        if self.latent is None:
+            return shape
+        return replace(shape, latent=self.latent.latent, projected=self.latent.head_dim)
 
 
 class Attention(Protocol):
@@ -108,9 +111,9 @@ def attend(
     causal = getattr(module, "is_causal", True) or getattr(module, "is_decoder", False)
     if given.get("is_causal") is False or not causal:
         raise UnsupportedAttention("it sees what comes later")
-    scale = given.get("scaling")
+    scale, latent = given.get("scaling"), latent_of(module)
     call = Call(
-        q=query[0],
+        q=query[0] if latent is None else latent.queries(query[0]),
         k=key[0],
         v=value[0],
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -118,11 +121,14 @@ def attend(
         softcap=given.get("softcap") or 0.0,
         sinks=given.get("s_aux"),
         slopes=given.get("alibi_slopes"),
+        latent=None if latent is None else latent.sizes,
     )
     attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
     if attention is None:
         raise UnsupportedAttention("its attention does not know which layer it is of")
     layer: int = module.layer_idx  # type: ignore[assignment]
+    if latent is not None:
+        return latent.values(attention(layer, call)), None
     spread = _spread(call)
     out = attention(layer, spread)
     if spread is not call:

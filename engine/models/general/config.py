@@ -10,10 +10,11 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
-from quire.engine.models.general.attention import Call, Recorder, UnsupportedAttention
+from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import most_tokens, why_undivided
+from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
 CHUNKED = "chunked_attention"  # among a configuration's `layer_types`
@@ -37,7 +38,7 @@ def read_general(folder: Path) -> ModelConfig:
     calls, offset, most, undivided, has_experts = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(replace(call.shape, chunked=kinds[layer] == CHUNKED) for layer, call in calls)
-    head_dim = max(each.head_dim for each in attention)
+    head_dim = max((each.head_dim for each in attention if not each.latent), default=0)
     if head_dim > MAX_HEAD_DIM:
         raise _refused(where, kind, f"its heads have {head_dim} numbers; kernels take up to {MAX_HEAD_DIM}")
     fields = Fields(whole.to_dict(), where)
@@ -56,7 +57,7 @@ def read_general(folder: Path) -> ModelConfig:
         hidden_size=config.hidden_size,
         num_heads=max(each.heads for each in attention),
         num_kv_heads=max(each.kv_heads for each in attention),
-        head_dim=head_dim,
+        head_dim=max(each.projected or each.head_dim for each in attention),
         intermediate_size=_intermediate_size(config),
         vocab_size=config.vocab_size,
         max_position_embeddings=min(positions - offset, most or positions),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from quire.engine.models.general.attention import EVERY, UnsupportedAttention, attend
+from quire.engine.models.general.attention import EVERY, attend
+from quire.engine.models.general.unsupported import UnsupportedAttention
 
 
 def _attended(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **asked: Any) -> Tensor:

@@ -29,7 +29,7 @@ from quire.engine.models.general.modules import (
 from quire.engine.models.general.observed import Noise, Passage, Seen, SeenLayer, observe
 from quire.engine.models.layers import LayerPlans
 from quire.engine.models.pre_norm import MLP, GatedMLP, PreNormLayer, run_layers
-from quire.engine.models.vocabulary import embed
+from quire.engine.models.vocabulary import embed, embed_part
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.cache_spec import CacheSpec
@@ -251,7 +251,7 @@ def _embedding(
     """Return what gives the first layer its input [T, H] of tokens [T]."""
     first, module = seen.layers[0].whole.into, causal.get_input_embeddings()  # type: ignore[operator]
     if torch.equal(embed(seen.tokens, module.weight, F.embedding, ranks), first):
-        return lambda tokens: embed(tokens, module.weight.data, backend.embed, ranks)
+        return lambda tokens: embed_part(tokens, module.weight.data, backend.embed, ranks)
     if torch.equal(module(seen.tokens[None])[0], first):  # it may scale, too
         return lambda tokens: module(tokens.long()[None])[0]
     return None

@@ -21,6 +21,7 @@ from quire.engine.models.general.dry_run import build, decoder_name
 from quire.engine.models.general.dummy import draw_matrices, draw_vectors
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
+from quire.engine.models.general.latent import give_latents
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
@@ -166,6 +167,7 @@ def load_general(
         draw_vectors(causal, dummy_seed, device, {})
     causal.eval().requires_grad_(False)
     adapt(causal)
+    give_latents(causal)
     if device.type == "cuda":
         give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}

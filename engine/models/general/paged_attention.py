@@ -43,6 +43,7 @@ class PagedAttention:
                 each.scale,
                 window,
                 chunked=each.chunked and window > 0,
+                latent=each.latent,
             )
             for each, window in zip(config.attention, config.windows, strict=True)
         ]
@@ -75,11 +76,12 @@ class PagedAttention:
         attention = self._layers[layer]
         if not call.plain:
             attention = replace(attention, softcap=call.softcap, sinks=call.sinks, slopes=call.slopes)
-        parts = [_filled(part, attention.head_dim) for part in (call.q, call.k, call.v)]
+        kept = (call.k,) if call.latent is not None else (call.k, call.v)
+        parts = [_filled(part, attention.head_dim) for part in (call.q, *kept)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
         out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
         heads, tokens, _ = call.q.shape
-        return whole(out).view(1, tokens, heads, attention.head_dim)[..., : call.v.shape[-1]]
+        return whole(out).view(1, tokens, heads, attention.value_dim)[..., : call.v.shape[-1]]
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:

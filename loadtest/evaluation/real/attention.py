@@ -24,6 +24,8 @@ BATCHES = (8, 32)
 CONTEXTS = (64, 128, 256, 512, 1024)
 HEADS = {"OPT-13B": (40, 40), "Llama-8B": (32, 8)}  # of queries; of keys and values
 HEAD_DIM = 128
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of blocks
+SIZE_HEADS, SIZE_BATCH, SIZE_CONTEXT = "OPT-13B", 32, 512  # about what a batch of ShareGPT's requests has
 WORKING_SET = 200 << 20  # bytes: four times an H100's L2 cache
 MAX_SETS = 40
 
@@ -38,6 +40,14 @@ class AttentionTime(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     microseconds: dict[str, float]
     max_error: dict[str, float]
+
+
+class BlockSizeTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Microseconds of one call of our kernel over scattered blocks; its largest difference to fp64."""
+
+    block_size: int
+    microseconds: float
+    max_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +66,8 @@ def measure_attention(
     batch: int,
     context: int,
 ) -> AttentionTime:
-    num_q, num_kv = HEADS[heads]
-    size = batch * 2 * num_kv * context * HEAD_DIM * dtype.itemsize
-    sets = []
-    for _ in range(min(max(2, WORKING_SET // size), MAX_SETS)):
-        kv = torch.randn(batch, 2, num_kv, context, HEAD_DIM, device=device, dtype=dtype)
-        q = torch.randn(batch, num_q, HEAD_DIM, device=device, dtype=dtype)
-        sets.append(_Set(q, kv, torch.empty_like(q)))
-    workspace = (
-        DecodeWorkspace.allocate(batch, num_q, HEAD_DIM, device) if device.type == "cuda" else DecodeGather()
-    )
-    paged = partial(_paged, workspace)
+    sets = _sets(device, dtype, heads, batch, context)
+    paged = partial(_paged, _workspace(sets[0]))
     ways: dict[str, list[Callable[[], Tensor]]] = {
         "blocks of 16": [paged(one, 16, scattered=True) for one in sets],
         "blocks of 128": [paged(one, 128, scattered=True) for one in sets],
@@ -81,6 +82,37 @@ def measure_attention(
         microseconds={way: 1e6 * device_seconds([*calls], device) for way, calls in ways.items()},
         max_error={way: (calls[0]().double() - exact).abs().max().item() for way, calls in ways.items()},
     )
+
+
+def measure_block_size(device: torch.device, dtype: torch.dtype, block_size: int) -> BlockSizeTime:
+    """Time the kernel with blocks of a size: part of what Fig. 18b shows."""
+    sets = _sets(device, dtype, SIZE_HEADS, SIZE_BATCH, SIZE_CONTEXT)
+    workspace = _workspace(sets[0])
+    calls = [_paged(workspace, one, block_size, scattered=True) for one in sets]
+    return BlockSizeTime(
+        block_size=block_size,
+        microseconds=1e6 * device_seconds([*calls], device),
+        max_error=(calls[0]().double() - _exact(sets[0])).abs().max().item(),
+    )
+
+
+def _sets(device: torch.device, dtype: torch.dtype, heads: str, batch: int, context: int) -> list[_Set]:
+    """Return layers that together exceed the L2 cache."""
+    num_q, num_kv = HEADS[heads]
+    size = batch * 2 * num_kv * context * HEAD_DIM * dtype.itemsize
+    sets = []
+    for _ in range(min(max(2, WORKING_SET // size), MAX_SETS)):
+        kv = torch.randn(batch, 2, num_kv, context, HEAD_DIM, device=device, dtype=dtype)
+        q = torch.randn(batch, num_q, HEAD_DIM, device=device, dtype=dtype)
+        sets.append(_Set(q, kv, torch.empty_like(q)))
+    return sets
+
+
+def _workspace(one: _Set) -> DecodeWorkspace | DecodeGather:
+    if not one.q.is_cuda:
+        return DecodeGather()
+    batch, heads, dim = one.q.shape
+    return DecodeWorkspace.allocate(batch, heads, dim, one.q.device)
 
 
 def _paged(

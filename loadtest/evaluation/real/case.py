@@ -59,7 +59,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`sustained`: requests a second, by what was decoded in the second half of the time.
+    """`sustained`: requests a second, by what was decoded in the second half of the time. Of batches of whole
+    requests, which are few: by those that ended after the first.
 
     A request that was cut off counts in the latency with the time it had had by then, so the true mean is
     higher where many were.
@@ -135,8 +136,9 @@ def measure(server: Server, case: Case) -> Outcome:
         for number, session in enumerate(sessions)
         if number not in ended and session.at < run.seconds
     ]
+    in_batches = case.kind in ("padded", "request-level")
     return Outcome(
-        sustained=run.decode_rate(since=run.seconds / 2) / float(decodes),
+        sustained=run.batch_rate() if in_batches else run.decode_rate(run.seconds / 2) / float(decodes),
         normalized_latency=float(np.mean(latencies)),
         mean_requests=run.mean_requests(),
         shares=run.shares_under_load(),

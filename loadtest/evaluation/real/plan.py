@@ -1,4 +1,4 @@
-"""List the cases to run, in the order of what they are worth, should the time not be enough for all."""
+"""List the cases to run, each list in the order of what they are worth, should the time not be enough."""
 
 from __future__ import annotations
 
@@ -6,34 +6,48 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quire.loadtest.evaluation.real.case import Case, Outcome, Workload
+from quire.loadtest.evaluation.real.case import Case, Workload
 from quire.loadtest.evaluation.shared_prefix import PREFIXES
 from quire.loadtest.evaluation.sharing import WIDTHS
 from quire.loadtest.simulator.geometry import OPT_13B, kv_slots
 from quire.loadtest.simulator.systems import Kind
 
-SLOTS = kv_slots(OPT_13B)  # as many as the paper had, so that as many requests run at once
-HOST_SLOTS = 16384
+SLOTS = kv_slots(OPT_13B)  # 12 GB of OPT-13B's keys and values, as the paper had
+HOST_SLOTS = 8192
 MAX_NUM_SEQS = 256
 MAX_MODEL_LEN = MAX_BATCHED_TOKENS = 2048  # the longest that OPT takes; all steps in CUDA graphs
-KINDS: tuple[Kind, ...] = ("paged", "oracle", "max", "pow2")
-CURVES: tuple[Kind, ...] = ("paged", "oracle")  # latency by rate at all shares
-FURTHER_CURVES: tuple[Kind, ...] = ("max",)  # at the first two
+KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max")
+BATCHES: tuple[Kind, ...] = ("padded", "request-level")
 OVERLOADS: dict[Workload, tuple[float, float]] = {  # requests a second; seconds
-    "ShareGPT": (60.0, 6.5),
-    "Alpaca": (900.0, 3.0),
-    "translation": (900.0, 2.5),
-    "chatbot": (40.0, 6.5),
+    "ShareGPT": (20.0, 12.0),
+    "Alpaca": (400.0, 5.0),
+    "translation": (400.0, 4.0),
+    "chatbot": (12.0, 12.0),
 }
-ARRIVALS: dict[Workload, tuple[float, float]] = {"ShareGPT": (7.0, 12.0), "Alpaca": (2.5, 4.5)}
-"""Of an open loop: the seconds in which requests come, and those after which it ends."""
-SHARES = (1.0, 1.5, 0.6, 2.0)  # of the rate that was sustained under overload
-LARGER_BLOCKS = (64, 32, 128)
+PLAIN_WORKLOADS: tuple[Workload, ...] = ("ShareGPT", "Alpaca")
+BATCH_SECONDS: dict[Workload, float] = {"ShareGPT": 25.0, "Alpaca": 7.0}  # for some batches of whole requests
+BLOCK_SIZES = (1, 64, 4, 128, 32, 8, 256, 2)
+
+# Fig. 12's knee by bisection, between these shares of the rate that was sustained under overload.
+KNEE_KINDS: tuple[Kind, ...] = ("paged", "oracle")
+KNEE_SHARES = (0.7, 1.2)
+KNEE_STEPS = 3
+KNEE_SECONDS = (60.0, 64.0)  # in which requests come, and after which a run ends
+LONG_SHARE, LONG_SECONDS = 0.9, (540.0, 550.0)  # one run, near the knee
+LATENCY_LIMITS = {"OPT-13B": 0.04, "Llama-8B": 0.012}  # seconds a token: some times an unloaded one's
+OTHERS_LIMIT = 0.04
+
+
+def latency_limit(model: str) -> float:
+    """Return the normalised latency at which the rates of Fig. 12 are compared."""
+    return LATENCY_LIMITS.get(model, OTHERS_LIMIT)
 
 
 def overload(workload: Workload, kind: Kind = "paged", *, block_size: int = 16, n: int = 1) -> Case:
     """Return a case with more requests than any system keeps up with."""
     rate, until = OVERLOADS[workload]
+    if kind in BATCHES:
+        until = BATCH_SECONDS[workload]
     return Case(
         workload=workload,
         kind=kind,
@@ -49,10 +63,10 @@ def overload(workload: Workload, kind: Kind = "paged", *, block_size: int = 16, 
     )
 
 
-def open_loop(overloaded: Case, outcome: Outcome, share: float) -> Case:
-    """Return a case at a `share` of the rate that the system sustained when it was overloaded."""
-    arrivals, until = ARRIVALS[overloaded.workload]
-    rate = share * outcome.sustained
+def open_loop(overloaded: Case, sustained: float, rate: float, seconds: tuple[float, float]) -> Case:
+    """Return a case with another rate, beside what the system sustained when it was overloaded."""
+    arrivals, until = seconds
+    share = rate / sustained
     return msgspec.structs.replace(
         overloaded, rate=rate, count=max(8, round(rate * arrivals)), until=until, share=share
     )
@@ -74,40 +88,38 @@ def warm_ups(block_size: int) -> Iterator[Case]:
 
 def overloads() -> Iterator[Case]:
     """Yield the cases of Fig. 2 and 13, and those that say where the rates of Fig. 12 lie."""
-    for workload in ARRIVALS:
+    for workload in PLAIN_WORKLOADS:
         for kind in KINDS:
+            yield overload(workload, kind)
+    for workload in reversed(PLAIN_WORKLOADS):
+        for kind in BATCHES:
             yield overload(workload, kind)
 
 
-def further_cases() -> Iterator[Case]:
-    """Yield the cases of Fig. 14 to 17 and 19b."""
-    for width in WIDTHS:
-        yield overload("Alpaca", n=width)
-        yield with_beams(overload("Alpaca"), width)
-    yield overload("Alpaca", "oracle", n=WIDTHS[-1])
-    yield with_beams(overload("Alpaca", "oracle"), WIDTHS[-1])
+def sharing() -> Iterator[Case]:
+    """Yield the cases of Fig. 14 to 17: with Orca (Oracle), then ShareGPT's savings, then the others."""
+    for kind in KINDS:
+        yield overload("chatbot", kind)
     for length, _ in PREFIXES.values():
         case = msgspec.structs.replace(overload("translation"), shared_prefix=length)
         yield msgspec.structs.replace(case, prefix_caching=True)
         yield msgspec.structs.replace(case, kind="oracle")
-    yield from preemptions(16)
-    for width in (WIDTHS[0], WIDTHS[-1]):
+    for width in reversed(WIDTHS):
+        for kind in KINDS[:2]:
+            yield overload("Alpaca", kind, n=width)
+            yield with_beams(overload("Alpaca", kind), width)
+    for width in reversed(WIDTHS):
         yield overload("ShareGPT", n=width)
         yield with_beams(overload("ShareGPT"), width)
-    yield overload("chatbot")
-    yield overload("chatbot", "oracle")
-
-
-def preemptions(block_size: int) -> Iterator[Case]:
-    """Yield cases of Fig. 19b: requests that yield go to host memory, or are computed again."""
-    case = overload("ShareGPT", block_size=block_size)
-    for mode in ("swap", "recompute"):
-        yield msgspec.structs.replace(case, host_slots=HOST_SLOTS, preemption=mode)
+    for width in reversed(WIDTHS):
+        for kind in KINDS[2:]:
+            yield overload("Alpaca", kind, n=width)
+            yield with_beams(overload("Alpaca", kind), width)
 
 
 def block_size_cases(block_size: int) -> Iterator[Case]:
-    """Yield cases of Fig. 18b, and of 19b where blocks are of another size than the two that matter most."""
-    yield overload("ShareGPT", block_size=block_size)
+    """Yield cases of Fig. 18b and 19b: requests that yield are computed again, or go to host memory."""
+    case = overload("ShareGPT", block_size=block_size)
+    yield case
+    yield msgspec.structs.replace(case, host_slots=HOST_SLOTS, preemption="swap")
     yield overload("Alpaca", block_size=block_size)
-    if block_size == LARGER_BLOCKS[0]:
-        yield from preemptions(block_size)

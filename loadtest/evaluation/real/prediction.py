@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from quire.loadtest.client.sessions import Session
-from quire.loadtest.evaluation.real.attention import AttentionTime
+from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
 from quire.loadtest.evaluation.real.results import Measured, read_measured
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes
+from quire.loadtest.evaluation.real.ways import WayOutcome
 from quire.loadtest.evaluation.setting import Setting
 from quire.loadtest.simulator.serving import Run
 from quire.loadtest.simulator.simulation import simulate
 from quire.loadtest.simulator.step_costs import StepCosts, fit, read_records
 from quire.loadtest.simulator.systems import System
+
+FITTED = 16  # the block size whose steps are recorded over a grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,21 @@ class RealResults:
     attention: list[AttentionTime]
     transfers: list[TransferTime]
     variants: list[VariantTimes]
+    block_sizes: list[BlockSizeTime]
+    models: list[WayOutcome]
     costs: dict[int, StepCosts]  # by block size
+    model: str
     device: str
     where: dict[str, dict[str, str]]  # by the name of a file: commit, date and command of its lines
 
     def describe(self) -> str:
         """Tell in words where they come from, with the error of the costs."""
-        return f"real runs on {self.device}; simulated: {self.costs[min(self.costs)].describe()}"
+        return f"real runs of {self.model} on {self.device}; simulated: {self.fitted.describe()}"
+
+    @property
+    def fitted(self) -> StepCosts:
+        """Return the costs that rest on most steps."""
+        return self.costs[FITTED if FITTED in self.costs else min(self.costs)]
 
     def find(self, **fields: object) -> list[Compared]:
         """Return the runs whose cases have these values."""
@@ -90,11 +101,14 @@ def read_real_results(folder: Path, setting: Setting) -> RealResults | None:
     attention = read_measured(folder / "attention.jsonl", Measured[AttentionTime])
     transfers = read_measured(folder / "transfers.jsonl", Measured[TransferTime])
     variants = read_measured(folder / "variants.jsonl", Measured[VariantTimes])
+    block_sizes = read_measured(folder / "block-sizes.jsonl", Measured[BlockSizeTime])
+    models = read_measured(folder / "models.jsonl", Measured[WayOutcome])
     files: dict[str, Sequence[Measured[Any]]] = {
         "runs": measured,
         "attention": attention,
         "transfers": transfers,
         "variants": variants,
+        "models": models,
     }
     predicted = setting.run(_predict, [_Job(run.case, costs[run.case.block_size]) for run in runs])
     return RealResults(
@@ -102,7 +116,10 @@ def read_real_results(folder: Path, setting: Setting) -> RealResults | None:
         attention=[line.data for line in attention],
         transfers=[line.data for line in transfers],
         variants=[line.data for line in variants],
+        block_sizes=sorted((line.data for line in block_sizes), key=lambda each: each.block_size),
+        models=[line.data for line in models],
         costs=costs,
+        model=measured[0].model,
         device=measured[0].device,
         where={
             name: {"commit": lines[0].commit, "date": lines[0].date, "command": lines[0].command}

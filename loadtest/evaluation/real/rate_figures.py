@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from quire.loadtest.analysis.knee import rate_at
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table, bars
 from quire.loadtest.evaluation.memory_waste import PAPER as PAPER_SHARES
 from quire.loadtest.evaluation.memory_waste import PARTS
 from quire.loadtest.evaluation.real.case import Outcome
+from quire.loadtest.evaluation.real.plan import BATCHES, latency_limit
 from quire.loadtest.evaluation.real.prediction import Compared, RealResults
 from quire.loadtest.evaluation.request_rates import PAPER_BATCHES, PAPER_RATIOS
 from quire.loadtest.evaluation.setting import ratio
 from quire.loadtest.simulator.systems import NAMES, Kind
 
-LATENCY_LIMIT = 0.012  # seconds a token: about twice an unloaded Llama-8B's, and every curve crosses it
 KINDS: tuple[Kind, ...] = ("paged", "oracle", "pow2", "max")
 PLAIN: dict[str, object] = {"block_size": 16, "n": 1, "beam_width": 0, "host_slots": 0, "shared_prefix": 0}
 OVERLOAD = "Sustained: tokens decoded in the second half of an overload, as requests a second."
@@ -35,7 +35,7 @@ def fig2(results: RealResults) -> Figure:
     title = "Per cent of the KV memory, mean over the time in which somebody waits for memory"
     shares = {label: [run.real.shares[part] for run in runs.values()] for part, label in PARTS.items()}
     names = [NAMES[kind] for kind in runs]
-    chart = bars("KV memory under load, Llama-8B", "per cent", names, shares, stacked=True)
+    chart = bars(f"KV memory under load, {results.model}", "per cent", names, shares, stacked=True)
     slots = results.runs[0].case.slots
     notes = [
         f"{slots} slots, as many as the paper had beside OPT-13B; ShareGPT-like lengths. Each run begins "
@@ -48,8 +48,9 @@ def fig2(results: RealResults) -> Figure:
 
 def fig12(results: RealResults) -> Figure:
     tables, charts = [], []
+    limit = latency_limit(results.model)
     for workload in PAPER_RATIOS:
-        runs = _overloads(results, workload)
+        runs = _overloads(results, workload, (*KINDS, *BATCHES))
         if "paged" not in runs:
             continue
         sustained = {kind: (run.real.sustained, run.simulated.sustained) for kind, run in runs.items()}
@@ -58,16 +59,19 @@ def fig12(results: RealResults) -> Figure:
         curves = {kind: _curve(results, workload, kind) for kind in KINDS}
         curves = {kind: each for kind, each in curves.items() if each and curves["paged"]}
         limits = {
-            kind: (_rate(each, lambda run: run.real), _rate(each, lambda run: run.simulated))
+            kind: (_rate(each, limit, lambda run: run.real), _rate(each, limit, lambda run: run.simulated))
             for kind, each in curves.items()
         }
-        title = f"{workload}: rate at {LATENCY_LIMIT * 1e3:g} ms per token"
+        title = f"{workload}: rate at {limit * 1e3:g} ms per token"
         tables.append(_ratios(title, "requests/s", limits, PAPER_RATIOS[workload]))
-        charts += [_latency_chart(f"Llama-8B, {workload}", curves)] if curves else []
+        tables.append(_points(workload, curves))
+        charts += [_latency_chart(f"{results.model}, {workload}", curves, limit)] if curves else []
     notes = [
         OVERLOAD,
-        "Requests come for a few seconds at each rate, and what has not ended some seconds later counts with "
-        "the time it has had: an overload shows as a latency that rises, not as one without end.",
+        "What has not ended when a run is over counts with the time it has had: an overload shows as a "
+        "latency that rises, not as one without end.",
+        "FasterTransformer pads a batch's prompts to the longest of them, and goes on with all of its rows "
+        "until the last has ended. The same batches with nothing padded say what padding costs.",
     ]
     title = "Normalised latency against the request rate, on a real engine"
     return real_figure(results, "fig12", title, tables, charts, notes)
@@ -117,10 +121,27 @@ def _ratios(
     return Table(title=title, header=header, rows=rows)
 
 
-def _overloads(results: RealResults, workload: str) -> dict[Kind, Compared]:
+def _points(workload: str, curves: Mapping[Kind, list[Compared]]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            NAMES[kind],
+            run.case.rate,
+            run.case.until,
+            float(run.real.finished),
+            1e3 * run.real.normalized_latency,
+            1e3 * run.simulated.normalized_latency,
+        ]
+        for kind, runs in curves.items()
+        for run in runs
+    ]
+    header = ["system", "requests/s", "seconds", "requests that ended", "ms per token", "simulated"]
+    return Table(title=f"{workload}: runs at each rate", header=header, rows=rows)
+
+
+def _overloads(results: RealResults, workload: str, kinds: Sequence[Kind] = KINDS) -> dict[Kind, Compared]:
     fields = {**PLAIN, "workload": workload, "share": None}
     found = {run.case.kind: run for run in results.find(**fields)}
-    return {kind: found[kind] for kind in KINDS if kind in found}
+    return {kind: found[kind] for kind in kinds if kind in found}
 
 
 def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
@@ -129,11 +150,11 @@ def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
     return sorted(runs, key=lambda run: run.case.rate)
 
 
-def _rate(curve: list[Compared], side: Callable[[Compared], Outcome]) -> float | None:
-    return rate_at([(run.case.rate, side(run).normalized_latency) for run in curve], LATENCY_LIMIT)
+def _rate(curve: list[Compared], limit: float, side: Callable[[Compared], Outcome]) -> float | None:
+    return rate_at([(run.case.rate, side(run).normalized_latency) for run in curve], limit)
 
 
-def _latency_chart(title: str, curves: dict[Kind, list[Compared]]) -> Chart:
+def _latency_chart(title: str, curves: dict[Kind, list[Compared]], limit: float) -> Chart:
     lines = []
     for kind, runs in curves.items():
         rates = [run.case.rate for run in runs]
@@ -147,7 +168,7 @@ def _latency_chart(title: str, curves: dict[Kind, list[Compared]]) -> Chart:
             )
         )
     y = "normalised latency, s/token"
-    return Chart(kind="lines", title=title, x="requests/s", y=y, lines=lines, limit=LATENCY_LIMIT)
+    return Chart(kind="lines", title=title, x="requests/s", y=y, lines=lines, limit=limit)
 
 
 def real_figure(

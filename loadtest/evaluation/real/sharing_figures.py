@@ -7,34 +7,38 @@ from collections.abc import Mapping, Sequence
 from quire.loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Table, bars
 from quire.loadtest.evaluation.real.prediction import RealResults
-from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
+from quire.loadtest.evaluation.real.rate_figures import KINDS, OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
 from quire.loadtest.evaluation.shared_prefix import PREFIXES
 from quire.loadtest.evaluation.sharing import PAPER_RATIOS, PAPER_SAVED, WIDTHS
+from quire.loadtest.simulator.systems import NAMES, Kind
 
 WORKLOADS = ("Alpaca", "ShareGPT")
 RATIO_HEADER = [
     "",
+    "beside",
     "Quire, requests/s",
-    "Orca (Oracle)",
+    "the other",
     "ratio",
     "simulated: Quire",
-    "Orca (Oracle)",
+    "the other",
     "ratio",
     "paper: ratio",
 ]
+Paper = Mapping[Kind, float]
 
 
 def fig14(results: RealResults) -> Figure:
-    width = WIDTHS[-1]
     plain = {**PLAIN, "workload": "Alpaca", "share": None}
-    wanted = {
-        "basic": plain,
-        f"{width} samples": {**plain, "n": width},
-        f"beams of {width}": {**plain, "beam_width": width},
-    }
-    rows = _against_oracle(
-        results, {name: (fields, PAPER_RATIOS.get(name)) for name, fields in wanted.items()}
+    wanted: dict[str, Mapping[str, object]] = {"basic": plain}
+    wanted |= {f"{width} samples": {**plain, "n": width} for width in WIDTHS}
+    wanted |= {f"beams of {width}": {**plain, "beam_width": width} for width in WIDTHS}
+    rows = _against(
+        results,
+        {
+            name: (fields, {"oracle": PAPER_RATIOS[name]} if name in PAPER_RATIOS else {})
+            for name, fields in wanted.items()
+        },
     )
     table = Table(title="Alpaca: sustained under overload", header=RATIO_HEADER, rows=rows)
     title = "Parallel samples and beam search, on a real engine"
@@ -68,42 +72,49 @@ def fig15(results: RealResults) -> Figure:
 
 
 def fig16(results: RealResults) -> Figure:
-    wanted = {
-        f"{name}, {length} tokens": ({"workload": "translation", "shared_prefix": length}, paper)
+    wanted: dict[str, tuple[Mapping[str, object], Paper]] = {
+        f"{name}, {length} tokens": (
+            {"workload": "translation", "shared_prefix": length},
+            {"oracle": paper},
+        )
         for name, (length, paper) in PREFIXES.items()
     }
-    rows = _against_oracle(results, wanted)
+    rows = _against(results, wanted)
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
     title = "A prefix that all requests share, on a real engine"
     return real_figure(results, "fig16", title, [table], _ratio_chart("Translation", rows), [OVERLOAD])
 
 
 def fig17(results: RealResults) -> Figure:
-    rows = _against_oracle(results, {"chatbot": ({"workload": "chatbot"}, PAPER_CHATBOT_RATIO)})
+    paper: Paper = {kind: PAPER_CHATBOT_RATIO for kind in KINDS}
+    rows = _against(results, {"chatbot": ({"workload": "chatbot"}, paper)})
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
     charts = _ratio_chart("Chatbot", rows)
     return real_figure(results, "fig17", "A chatbot, on a real engine", [table], charts, [OVERLOAD])
 
 
-def _against_oracle(
-    results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], float | None]]
+def _against(
+    results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], Paper]]
 ) -> list[list[Cell]]:
-    """Return rows of RATIO_HEADER, for those wanted that both systems have run."""
+    """Return rows of RATIO_HEADER: Quire beside each other system that has run what is wanted, too."""
     rows: list[list[Cell]] = []
     for name, (fields, paper) in wanted.items():
         found = {run.case.kind: run for run in results.find(**fields)}
-        if not {"paged", "oracle"} <= found.keys():
-            continue
-        row: list[Cell] = [name]
-        for side in ("real", "simulated"):
-            ours, oracle = (getattr(found[kind], side).sustained for kind in ("paged", "oracle"))
-            row += [ours, oracle, ratio(ours, oracle)]
-        rows.append([*row, paper])
+        for kind in KINDS[1:]:
+            if not {"paged", kind} <= found.keys():
+                continue
+            row: list[Cell] = [name, NAMES[kind]]
+            for side in ("real", "simulated"):
+                ours, other = (getattr(found[each], side).sustained for each in ("paged", kind))
+                row += [ours, other, ratio(ours, other)]
+            rows.append([*row, paper.get(kind)])
     return rows
 
 
 def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
-    return _bars(f"{title}: rate ÷ Orca (Oracle)", "ratio", rows, [3, 6, 7])
+    """Chart what is beside Orca (Oracle)."""
+    oracles = [row for row in rows if row[1] == NAMES["oracle"]]
+    return _bars(f"{title}: rate ÷ Orca (Oracle)", "ratio", oracles, [4, 7, 8])
 
 
 def _bars(title: str, y: str, rows: Sequence[Sequence[Cell]], columns: Sequence[int]) -> list[Chart]:

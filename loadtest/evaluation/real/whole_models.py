@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
 
 from quire import LLM, SamplingParams
 from quire.loadtest.command import command_parser, write_json
+from quire.loadtest.evaluation.real.ways import CONTIGUOUS, WayOutcome
 from quire.loadtest.evaluation.simple_engine import (
     Attend,
     SimpleEngine,
@@ -71,16 +72,6 @@ class Work:
         ]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`peak_mib`: beyond the weights, 0 on a CPU. `equal`: answers that are the contiguous ones."""
-
-    way: str
-    tokens_per_second: float
-    peak_mib: float
-    equal: int
-    requests: int
-
-
 def contiguous(model: Qwen2ForCausalLM) -> Generate:
     """Return generation with a contiguous cache, one sequence after the other, by transformers."""
 
@@ -126,7 +117,7 @@ def measure(
     prompts: list[list[int]],
     expected: list[list[int]],
     device: torch.device,
-) -> Outcome:
+) -> WayOutcome:
     generate(prompts[:1], 2)  # warm
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -137,7 +128,7 @@ def measure(
     answers = generate(prompts, work.output)
     seconds = time.perf_counter() - begin
     peak = torch.cuda.max_memory_allocated() - before if on_gpu else 0
-    return Outcome(
+    return WayOutcome(
         way=way,
         tokens_per_second=round(work.requests * work.output / seconds, 1),
         peak_mib=round(peak / 2**20, 1),
@@ -147,19 +138,20 @@ def measure(
 
 
 def measure_all(
-    config: Mapping[str, Any], work: Work, device: torch.device, dtype: torch.dtype
-) -> list[Outcome]:
+    config: Mapping[str, Any], work: Work, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Iterator[WayOutcome]:
     """Measure each way, contiguous generation first, whose answers the others are compared with."""
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**config)).eval()
+    with device:  # random weights of half a billion parameters take a CPU long
+        model = Qwen2ForCausalLM(Qwen2Config(**config)).eval()
     model.to(device=device, dtype=dtype)
     prompts = work.prompts(model.config.vocab_size)
     plain = contiguous(model)
     expected = plain(prompts, work.output)
-    outcomes = [measure("contiguous, one after the other", plain, work, prompts, expected, device)]
+    yield measure(CONTIGUOUS, plain, work, prompts, expected, device)
     for way, (attend, most) in WAYS.items():
         engine = SimpleEngine(model, attend, most)
-        outcomes.append(measure(way, engine.generate, work, prompts, expected, device))
+        yield measure(way, engine.generate, work, prompts, expected, device)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
@@ -169,8 +161,7 @@ def measure_all(
             held = torch.cuda.memory_allocated() - before if device.type == "cuda" else 0
         weights = sum(each.nbytes for each in model.parameters())
         kept = max(0.0, (held - weights) / 2**20) if held else 0.0
-        outcomes.append(msgspec.structs.replace(found, peak_mib=round(found.peak_mib + kept, 1)))
-    return outcomes
+        yield msgspec.structs.replace(found, peak_mib=round(found.peak_mib + kept, 1))
 
 
 def main() -> None:
@@ -180,9 +171,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there")
     arguments = parser.parse_args()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
-    outcomes = measure_all(QWEN25_05B, Work(), device, dtype)
     table = Table("way", "tokens/s", "memory beside weights, MiB", "answers equal to contiguous ones")
-    for each in outcomes:
+    outcomes = []
+    for each in measure_all(QWEN25_05B, Work(), device, dtype):
+        outcomes.append(each)
         table.add_row(
             each.way,
             f"{each.tokens_per_second:.0f}",

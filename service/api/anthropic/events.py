@@ -25,7 +25,7 @@ from quire.service.errors import ApiError
 from quire.service.http.dialects import ANTHROPIC
 from quire.service.http.framing import Framing
 from quire.service.text.pieces import Thought
-from quire.service.text.tools.calls import CallDelta, Part
+from quire.service.text.tools.calls import CallDelta, Part, object_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -70,7 +70,7 @@ class MessageAnswer:
                     reply.content.append(SaidThinking(thinking=part.text))
             elif part.id is not UNSET and part.function.name is not UNSET:
                 text, name = part.function.arguments, part.function.name
-                given = _object(text)
+                given = object_of(text)
                 call = None if given is None else SaidCall(id=part.id, name=name, input=given)
                 reply.content.append(call or SaidText(text=text))
         reply.stop_reason = stop_reason(self.choice, fills_context=self.fills_context)
@@ -155,10 +155,3 @@ class MessageEncoder:
         if self._open is not None:
             self._open = None
             yield self._event("content_block_stop", index=self._index)
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None

@@ -25,7 +25,7 @@ from quire.service.errors import ApiError
 from quire.service.http.dialects import OLLAMA
 from quire.service.http.framing import Framing
 from quire.service.text.pieces import Thought
-from quire.service.text.tools.calls import CallDelta
+from quire.service.text.tools.calls import CallDelta, object_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -115,11 +115,10 @@ class OllamaAnswer:
         call, self._call = self._call, None
         if call is None or call.id is UNSET or call.function.name is UNSET:
             return
-        try:
-            arguments = msgspec.json.decode(call.function.arguments, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):
-            return
-        yield OllamaToolCall(id=call.id, function=OllamaCalled(name=call.function.name, arguments=arguments))
+        arguments = object_of(call.function.arguments)
+        if arguments is not None:
+            function = OllamaCalled(name=call.function.name, arguments=arguments)
+            yield OllamaToolCall(id=call.id, function=function)
 
     def _fields(self, choice: Choice, *, done: bool) -> dict[str, Any]:
         fields: dict[str, Any] = {

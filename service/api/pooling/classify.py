@@ -8,10 +8,9 @@ from starlette.responses import Response
 
 from quire.engine.messages import PoolingParams
 from quire.service.api.pooling.embeddings import numbers
-from quire.service.api.pooling.prompts import pooling_of, respond, tokens_of
+from quire.service.api.pooling.prompts import not_supported, pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import ClassifyRequest
 from quire.service.api.pooling.replies import ClassifyData, ClassifyReply, PoolingUsage, new_id, now
-from quire.service.errors import ApiError
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
 
@@ -21,18 +20,13 @@ _decoder = json.Decoder(ClassifyRequest)
 async def classify(state: ServerState, request: Request) -> Response:
     pooling = pooling_of(state)
     if not pooling.names:
-        raise ApiError(
-            400,
-            f"{state.config.served_model_names[0]} tells no labels apart: its config.json names none",
-            param="model",
-            code="model_not_supported",
-        )
+        raise not_supported(state, "tells no labels apart: its config.json names none")
     body = await decode(request, _decoder)
     model = state.check_model(body.model)
     times = state.times_of(request, model)
     prompts = await tokens_of(state, body.inputs, "input", body)
     activation = "none" if body.use_activation is False else pooling.class_activation
-    usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
+    usage = PoolingUsage.of(prompts)
 
     def reply(vectors: list[bytes]) -> ClassifyReply:
         data = []

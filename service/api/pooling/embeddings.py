@@ -14,10 +14,10 @@ from starlette.responses import Response
 from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
-from quire.service.api.pooling.prompts import pooling_of, respond, tokens_of
+from quire.service.api.pooling.prompts import not_supported, pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import EmbeddingRequest
 from quire.service.api.pooling.replies import EmbeddingData, EmbeddingReply, PoolingUsage, new_id, now
-from quire.service.errors import ApiError, refused
+from quire.service.errors import refused
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
 
@@ -28,13 +28,8 @@ def embedding_of(state: ServerState) -> Pooling:
     """Return how the model embeds. Raises ApiError 400 if it does not."""
     pooling = pooling_of(state)
     if pooling.labels:
-        raise ApiError(
-            400,
-            f"{state.config.served_model_names[0]} has a head that scores texts, and gives no embeddings: "
-            f"ask {'/classify' if pooling.labels > 1 else '/v1/rerank or /v1/score'}",
-            param="model",
-            code="model_not_supported",
-        )
+        path = "/classify" if pooling.labels > 1 else "/v1/rerank or /v1/score"
+        raise not_supported(state, f"has a head that scores texts, and gives no embeddings: ask {path}")
     return pooling
 
 
@@ -58,7 +53,7 @@ async def embeddings(state: ServerState, request: Request) -> Response:
     params = embedding_params(state, pooling, body.dimensions, body.normalize)
     prompts = await tokens_of(state, body.inputs, "input", body)
     encoded = _base64 if body.encoding_format == "base64" else written
-    usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
+    usage = PoolingUsage.of(prompts)
 
     def reply(vectors: list[bytes]) -> EmbeddingReply:
         data = [EmbeddingData(index=i, embedding=encoded(vector)) for i, vector in enumerate(vectors)]

@@ -12,26 +12,33 @@ from quire.engine.config import EngineInfo
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
 from quire.service.answer.pooled import PooledPrompts
-from quire.service.answer.pooled_response import PooledResponse
+from quire.service.answer.stream import GenerationResponse, encoded_reply
 from quire.service.api.pooling.protocol import PoolingFields
 from quire.service.api.request_params import cache_salt, check_token_ids
 from quire.service.errors import ApiError, bad_value
 from quire.service.explain.times import RequestTimes
+from quire.service.http.connection import Connection
 from quire.service.state import ServerState
+
+INLINE_BYTES = 64 << 10  # of vectors that are made into a reply in the time of a trip to another thread
 
 
 def pooling_of(state: ServerState) -> Pooling:
     """Return how the model pools. Raises ApiError 400 if it generates text."""
     _, _, info = state.serving()
     if info.pooling is None:
-        raise ApiError(
-            400,
-            f"{state.config.served_model_names[0]} generates text, and gives neither embeddings nor scores: "
-            "those are of a server that was started with --runner pooling",
-            param="model",
-            code="model_not_supported",
+        raise not_supported(
+            state,
+            "generates text, and gives neither embeddings nor scores: those are of a server that was started "
+            "with --runner pooling",
         )
     return info.pooling
+
+
+def not_supported(state: ServerState, what_it_does: str) -> ApiError:
+    """Return the refusal of what the served model cannot do."""
+    message = f"{state.config.served_model_names[0]} {what_it_does}"
+    return bad_value("model", message, "model_not_supported")
 
 
 async def tokens_of(
@@ -83,4 +90,10 @@ def respond(
     """Hand the prompts to the engine; their vectors, float32 each, become the `reply`. Raises ApiError."""
     engine, _, _ = state.serving()
     pooled = PooledPrompts(state.admission, engine, prompts, pooling, cache_salt(request, salt), times)
-    return PooledResponse(state.config, state.generations, state.pool, pooled, reply)
+
+    async def make(connection: Connection) -> bytes:
+        vectors = await pooled.complete()
+        takes_long = sum(map(len, vectors)) > INLINE_BYTES
+        return await encoded_reply(lambda: reply(vectors), state.pool, takes_long=takes_long)
+
+    return GenerationResponse(state.config, state.generations, pooled, make)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
-from quire.service.api.requests.completions import PromptItem
+from quire.service.api.requests.completions import PromptItem, check_prompts, each_prompt
 from quire.service.json_fields import MAX_PROMPT_TOKENS, ModelName, Text
 
 MAX_INPUTS = 2048  # as OpenAI has it
@@ -58,22 +58,11 @@ class EmbeddingRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.input, str):
-            return
-        if len(set(map(type, self.input))) > 1:
-            raise FieldError(
-                "input", "input must hold only strings, only token ids, or only lists of token ids"
-            )
-        if not isinstance(self.input[0], int) and len(self.input) > MAX_INPUTS:
-            raise FieldError("input", f"input may hold at most {MAX_INPUTS} texts, got {len(self.input)}")
+        check_prompts("input", self.input, MAX_INPUTS, "texts")
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):  # as all of them
-            return [cast(list[int], self.input)]
-        return cast("list[str] | list[list[int]]", self.input)
+        return each_prompt(self.input)
 
 
 class ClassifyRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):

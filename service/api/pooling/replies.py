@@ -13,6 +13,18 @@ class PoolingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
+    @classmethod
+    def of(cls, prompts: list[list[int]]) -> PoolingUsage:
+        tokens = sum(map(len, prompts))
+        return cls(tokens, tokens)
+
+
+class _Listed(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+
 
 class EmbeddingData(msgspec.Struct, kw_only=True):
     """`embedding` is a list of numbers, or their bytes as little-endian float32 in base64."""
@@ -22,11 +34,7 @@ class EmbeddingData(msgspec.Struct, kw_only=True):
     embedding: list[float] | str
 
 
-class EmbeddingReply(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class EmbeddingReply(_Listed, kw_only=True):
     data: list[EmbeddingData]
     usage: PoolingUsage
 
@@ -56,11 +64,7 @@ class ScoreData(msgspec.Struct, kw_only=True):
     score: float
 
 
-class ScoreReply(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class ScoreReply(_Listed, kw_only=True):
     data: list[ScoreData]
     usage: PoolingUsage
 
@@ -74,11 +78,7 @@ class ClassifyData(msgspec.Struct, kw_only=True):
     num_classes: int
 
 
-class ClassifyReply(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
+class ClassifyReply(_Listed, kw_only=True):
     data: list[ClassifyData]
     usage: PoolingUsage
 

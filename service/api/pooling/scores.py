@@ -16,7 +16,7 @@ from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
 from quire.service.api.pooling.embeddings import numbers
-from quire.service.api.pooling.prompts import fitted, pooling_of, respond, tokens_of
+from quire.service.api.pooling.prompts import fitted, not_supported, pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import PoolingFields, RerankRequest, ScoreRequest
 from quire.service.api.pooling.replies import (
     PoolingUsage,
@@ -28,7 +28,7 @@ from quire.service.api.pooling.replies import (
     new_id,
     now,
 )
-from quire.service.errors import ApiError, bad_value, refused, too_large
+from quire.service.errors import bad_value, refused, too_large
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
 from quire.service.text.rendering import rendered
@@ -57,13 +57,8 @@ class _Scoring:
 def _scoring(state: ServerState) -> Pooling:
     pooling = pooling_of(state)
     if pooling.labels > 1:
-        raise ApiError(
-            400,
-            f"{state.config.served_model_names[0]} tells {pooling.labels} labels apart: ask "
-            "/classify; a score needs a head with one",
-            param="model",
-            code="model_not_supported",
-        )
+        apart = f"tells {pooling.labels} labels apart: ask /classify; a score needs a head with one"
+        raise not_supported(state, apart)
     return pooling
 
 
@@ -122,7 +117,7 @@ async def _answer(
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         prompts = await tokens_of(state, texts, scoring.param, body)
         params = PoolingParams(normalize=True)
-    usage = PoolingUsage(sum(map(len, prompts)), sum(map(len, prompts)))
+    usage = PoolingUsage.of(prompts)
 
     def scored(vectors: list[bytes]) -> msgspec.Struct:
         found = [numbers(vector) for vector in vectors]

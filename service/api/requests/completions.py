@@ -26,21 +26,27 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
             raise FieldError(
                 "truncate_prompt_tokens", "truncate_prompt_tokens may not be given together with echo"
             )
-        if isinstance(self.prompt, str):
-            return
-        if len(set(map(type, self.prompt))) > 1:
-            raise FieldError(
-                "prompt", "prompt must hold only strings, only token ids, or only lists of token ids"
-            )
-        if not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
-            raise FieldError(
-                "prompt", f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(self.prompt)}"
-            )
+        check_prompts("prompt", self.prompt, MAX_PROMPTS, "prompts")
 
     @property
-    def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):  # as all of them
-            return [cast(list[int], self.prompt)]
-        return cast(list[str | list[int]], self.prompt)
+    def prompts(self) -> list[str] | list[list[int]]:
+        return each_prompt(self.prompt)
+
+
+def check_prompts(name: str, given: str | list[PromptItem], most: int, what: str) -> None:
+    """Raise FieldError if the field `name` has items of several kinds, or more than `most` prompts."""
+    if isinstance(given, str):
+        return
+    if len(set(map(type, given))) > 1:
+        raise FieldError(name, f"{name} must hold only strings, only token ids, or only lists of token ids")
+    if not isinstance(given[0], int) and len(given) > most:
+        raise FieldError(name, f"{name} may hold at most {most} {what}, got {len(given)}")
+
+
+def each_prompt(given: str | list[PromptItem]) -> list[str] | list[list[int]]:
+    """Return the prompts of a field that was checked."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], int):  # as all of them
+        return [cast(list[int], given)]
+    return cast("list[str] | list[list[int]]", given)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import secrets
 
-import msgspec
-
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.replies import (
     ItemStatus,
@@ -16,6 +14,7 @@ from quire.service.api.responses.replies import (
     ReasoningText,
 )
 from quire.service.api.responses.writer import Event, EventWriter
+from quire.service.text.tools.calls import object_of
 
 
 class OpenMessage:
@@ -108,17 +107,9 @@ class OpenCall:
     def close(self) -> list[Event]:
         """Whatever ends it: arguments may be whole when an answer is cut, or be no JSON when it is not."""
         self.item.arguments = "".join(self._texts)
-        self.item.status = "completed" if _is_object(self.item.arguments) else "incomplete"
+        self.item.status = "incomplete" if object_of(self.item.arguments) is None else "completed"
         done = "response.function_call_arguments.done"
         return [
             self._writer.event(done, **self._place, arguments=self.item.arguments),
             self._writer.event("response.output_item.done", output_index=self._index, item=self.item),
         ]
-
-
-def _is_object(text: str) -> bool:
-    try:
-        msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import HTTPConnection
 
-from quire.service.answer.stream import AnswerEvents, encoded_reply, failure_of, stream
+from quire.service.answer.stream import AnswerEvents, failure_of, stream, whole
 from quire.service.api.answers import Answer
 from quire.service.api.sockets.failures import Cancelled, log_failure
 from quire.service.api.sockets.frames import cancelled, done, failed, from_stream, tagged
@@ -75,8 +75,7 @@ class TaggedAnswer(Interruptible):
         if self._streamed:
             await stream(answer.generation, answer.encoder(TEXT), self._tell)
         else:
-            await answer.generation.complete()
-            reply = await encoded_reply(answer.generation, answer.reply, self._state.pool)
+            reply = await whole(answer.generation, answer.reply, self._state.pool)
             self._end([tagged(reply, self.tag), done(self.tag, self._ignored)])
 
     def _tell(self, events: AnswerEvents) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -109,6 +109,14 @@ class ReplyToolCall(msgspec.Struct, kw_only=True):
     id: str
     type: Literal["function"] = "function"
     function: ReplyFunction
+
+
+def object_of(arguments: str) -> dict[str, Any] | None:
+    """Return a call's arguments; None if they are no JSON object, as where an answer was cut."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def whole_calls(deltas: list[CallDelta]) -> list[ReplyToolCall]:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from quire.service.text.reasoning.formats import HARMONY
 from quire.service.text.tools.gemma_calls import reader, writer
 from quire.service.text.tools.json_calls import (
     KIMI_ARGUMENTS,
+    PYTHON_TAG,
     SEPARATOR,
     read_deepseek,
+    read_hermes,
     read_kimi,
     read_lines,
     read_list,
+    read_llama,
     read_mistral,
     write_deepseek,
     write_fenced_deepseek,
+    write_hermes,
     write_kimi,
     write_lines,
     write_list,
+    write_llama,
     write_mistral,
     write_object,
 )
-from quire.service.text.tools.lark import ANY_TEXT, TokenOf, free_text, json_of, literal, schema_of
+from quire.service.text.tools.lark import ANY_TEXT, TokenOf, json_of, schema_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.python_calls import read_python, write_fenced_calls, write_list_of_calls
 from quire.service.text.tools.regions import RegionFormat
@@ -38,91 +42,6 @@ from quire.service.text.tools.xml_calls import (
     write_minimax,
     write_qwen,
 )
-
-_PYTHON_TAG = "<|python_tag|>"
-
-
-class Found(NamedTuple):
-    """In a buffer: so many characters are text, and then a call may begin at `call` (its brace, or so)."""
-
-    text: int
-    call: int | None
-
-
-@dataclass(frozen=True)
-class ToolFormat:
-    """`begin` and `end` stand around a call, which is {"name": ..., <arguments>: {...}}.
-
-    Without a `begin`, calls can only come first: a text that begins with a brace may be one.
-    """
-
-    begin: str
-    end: str
-    arguments: str
-    between: str  # two calls
-
-    @property
-    def opening(self) -> tuple[str, ...]:
-        """What stands before calls, and ends thinking."""
-        return (self.begin,) if self.begin else ()
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Tokens that must be seen even where special ones are skipped."""
-        return (self.begin, self.end) if self.begin else ()
-
-    def find(self, text: str, fresh: bool, last: bool) -> Found:
-        """Look for a call. `fresh`: nothing but calls came before. `last`: nothing follows."""
-        if self.begin:
-            at = text.find(self.begin)
-            if at >= 0:
-                return Found(at, at + len(self.begin))
-            return Found(len(text) - (0 if last else _overlap(text, self.begin)), None)
-        if not fresh:
-            return Found(len(text), None)
-        start = text.lstrip(" \t\r\n;")
-        if start.startswith(_PYTHON_TAG):
-            start = start.removeprefix(_PYTHON_TAG).lstrip()
-        if start.startswith("{"):
-            return Found(0, len(text) - len(start))
-        may_follow = not start or _PYTHON_TAG.startswith(start)
-        return Found(0 if may_follow and not last else len(text), None)
-
-    def closing(self, text: str) -> int | None:
-        """Return how much of `text` ends the call whose arguments came before; None: not there yet."""
-        if self.end:
-            at = text.find(self.end)
-            return None if at < 0 else at + len(self.end)
-        start = text.lstrip()
-        if not start:
-            return None
-        return len(text) - len(start) + start.startswith("}")
-
-    def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of one call, or of one or more if `parallel`."""
-        more = f" ({json.dumps(self.between)} call)*" if parallel else ""
-        return f"start: call{more}\n" + self._calls(functions, token_of, forced=True)
-
-    def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of any text, in which calls are right."""
-        calls = self._calls(functions, token_of, forced=False)
-        if not self.begin:
-            more = f" ({json.dumps(self.between)} call)*" if parallel else ""
-            tag = "" if token_of(_PYTHON_TAG) is None else f"{literal(_PYTHON_TAG, token_of)}? "
-            return f"start: {tag}call{more} | TEXT\n" + r"TEXT: /([^{\s](.|\n)*)?/" + "\n" + calls
-        return "\n".join([*free_text(self.begin, "call", token_of, repeated=parallel), calls])
-
-    def _calls(self, functions: Sequence[Function], token_of: TokenOf, *, forced: bool) -> str:
-        """Unless `forced`, `begin` stands before the call already, and arguments are free if not strict."""
-        begin = literal(self.begin if forced else "", token_of)
-        end = literal(self.end, token_of)
-        line = json.dumps("\n" if self.begin else "")
-        rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
-        for at, function in enumerate(functions):
-            head = json.dumps(f'{{"name": "{function.name}", "{self.arguments}": ')
-            schema = json_of(schema_of(function, forced=forced))
-            rules.append(f'call_{at}: {begin} {line} {head} {schema} "}}" {line} {end}')
-        return "\n".join(rules) + "\n"
 
 
 @dataclass(frozen=True)
@@ -150,10 +69,12 @@ class HarmonyCalls:
         return rules
 
 
-CallFormat = ToolFormat | RegionFormat | HarmonyCalls
+CallFormat = RegionFormat | HarmonyCalls
 
-HERMES = ToolFormat("<tool_call>", "</tool_call>", "arguments", "\n")
-LLAMA = ToolFormat("", "", "parameters", "; ")
+HERMES = RegionFormat(("<tool_call>",), "", read_hermes, write_hermes, within=("</tool_call>",))
+LLAMA = RegionFormat(
+    (), "", read_llama, write_llama, tag=PYTHON_TAG, brackets="{", repeats=False, between="; "
+)
 HARMONY_CALLS = HarmonyCalls()
 QWEN_CODER = RegionFormat(("<tool_call>",), "</tool_call>", read_qwen, write_qwen)
 GLM = RegionFormat(("<tool_call>",), "</tool_call>", read_glm, write_glm, within=TAGS)
@@ -236,7 +157,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<|python_start|>",), LLAMA_4),
     (("<|header_start|>",), LLAMA_4),
     (("ipython",), LLAMA),
-    ((_PYTHON_TAG,), LLAMA),
+    ((PYTHON_TAG,), LLAMA),
 )
 
 
@@ -245,8 +166,3 @@ def format_of(template: str) -> CallFormat | None:
     if "tools" not in template:
         return None
     return next((form for words, form in _SIGNS if all(word in template for word in words)), None)
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return how long an end of `text` is a beginning of `marker`."""
-    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

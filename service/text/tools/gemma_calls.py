@@ -11,7 +11,7 @@ import msgspec
 
 from quire.service.text.pieces import CallStart
 from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, Told, named
-from quire.service.text.tools.lark import TokenOf, json_of, literal
+from quire.service.text.tools.lark import TokenOf, in_order, json_of, literal
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Reader, Writer
 from quire.service.text.tools.typed_values import allowed_texts, is_text, standing_alone, text_expression
@@ -89,7 +89,7 @@ def writer(quote: str, end: str) -> Writer:
                 value = _value(standing_alone(function, name), quoting)
                 rules.append(f"pair_{at}_{number}: {json.dumps(f'{name}:')} {value}")
                 pairs.append((f"pair_{at}_{number}", name in required))
-            body = _joined(pairs)
+            body = in_order(pairs, ",")
             head = json.dumps(f"call:{function.name}{{")
             rules.append(f'call_{at}: {head} {body} "}}" {close}')
         return rules
@@ -103,13 +103,3 @@ def _value(schema: dict[str, Any], quoting: str) -> str:
     if texts := allowed_texts(schema):
         return f"{quoting} ({' | '.join(map(json.dumps, texts))}) {quoting}"
     return f"{quoting} {text_expression(schema)} {quoting}"
-
-
-def _joined(pairs: list[tuple[str, bool]]) -> str:
-    """Those that must be there, and then any of the others, with commas between them."""
-    first = [pair for pair, required in pairs if required]
-    rest = [pair for pair, required in pairs if not required]
-    if first:
-        return ' "," '.join(first) + "".join(f' ("," {pair})?' for pair in rest)
-    tails = [pair + "".join(f' ("," {later})?' for later in rest[at + 1 :]) for at, pair in enumerate(rest)]
-    return "(" + " | ".join(tails) + ")?" if tails else ""

@@ -14,6 +14,8 @@ from quire.service.text.tools.protocol import Function
 MORE = '(", " call)*'
 SEPARATOR = "<｜tool▁sep｜>"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+PYTHON_TAG = "<|python_tag|>"
+_HERMES_END = "</tool_call>"
 _KEYS = ("arguments", "parameters")  # Llama's
 
 
@@ -52,7 +54,7 @@ def _item(incoming: Incoming, functions: Functions) -> Steps[None]:
     if (yield from incoming.next()) != "{":
         raise NoCall
     incoming.limit = None  # its own is kept here
-    head = yield from _head(incoming)
+    head = yield from _head(incoming, _KEYS)
     if head is not None:
         named(functions, head.name)
         incoming.take(head.length)
@@ -69,22 +71,72 @@ def _item(incoming: Incoming, functions: Functions) -> Steps[None]:
     yield CallArguments(call[1])
 
 
-def _head(incoming: Incoming) -> Steps[Head | None]:
+def _head(incoming: Incoming, keys: tuple[str, ...]) -> Steps[Head | None]:
     """None: it has to be read whole."""
     while True:
-        heads = [match_head(incoming.text[:MAX_HEAD], key) for key in _KEYS]
+        heads = [match_head(incoming.text[:MAX_HEAD], key) for key in keys]
         found = next((head for head in heads if isinstance(head, Head)), None)
         if found is not None or not any(head is None for head in heads) or len(incoming.text) >= MAX_HEAD:
             return found
         yield from incoming.wait()
 
 
+def read_hermes(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """{"name": …, "arguments": {…}}. What else stands before the end is of no use."""
+    if not (yield from _headed(incoming, functions, "arguments")):
+        if not incoming.text.lstrip().startswith("{"):
+            raise NoCall
+        while (at := incoming.text.find(_HERMES_END)) < 0 and not incoming.ended:
+            yield from incoming.wait()
+        call = decode_call(incoming.take(at if at >= 0 else len(incoming.text)), "arguments", functions)
+        if call is None:
+            raise NoCall
+        yield CallStart(call[0])
+        yield CallArguments(call[1])
+    yield from incoming.skip(_HERMES_END)
+
+
+def read_llama(incoming: Incoming, functions: Functions) -> Steps[None]:
+    """{"name": …, "parameters": {…}}."""
+    if not (yield from _headed(incoming, functions, "parameters")):
+        raise NoCall
+    yield from incoming.space()
+    yield from incoming.has("}")
+
+
+def _headed(incoming: Incoming, functions: Functions, arguments: str) -> Steps[bool]:
+    """Tell of a call up to its arguments' end, as they come. False: its head is not that of one."""
+    incoming.limit = None  # its own is kept here
+    head = yield from _head(incoming, (arguments,))
+    if head is None or head.name not in functions:
+        return False
+    incoming.take(head.length)
+    yield CallStart(head.name)
+    yield from incoming.tell_object()
+    return True
+
+
 def write_list(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
-    rules = [f'region: "[" call {MORE if several else ""} "]"', _either(functions)]
+    return [f'region: "[" call {MORE if several else ""} "]"', *_objects(functions, forced, "arguments")]
+
+
+def _objects(functions: Sequence[Function], forced: bool, arguments: str) -> list[str]:
+    rules = [_either(functions)]
     for at, function in enumerate(functions):
-        head = json.dumps(f'{{"name": "{function.name}", "arguments": ')
+        head = json.dumps(f'{{"name": "{function.name}", "{arguments}": ')
         rules.append(f'call_{at}: {head} {json_of(schema_of(function, forced=forced))} "}}"')
     return rules
+
+
+def write_hermes(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    end = literal(_HERMES_END, token_of)
+    return [rf'region: "\n" call "\n" {end}', *_objects(functions, forced, "arguments")]
+
+
+def write_llama(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
+    tag = "" if forced or token_of(PYTHON_TAG) is None else f"{literal(PYTHON_TAG, token_of)}? "
+    more = ' ("; " call)*' if several else ""
+    return [f"region: {tag}call{more}", *_objects(functions, forced, "parameters")]
 
 
 def write_object(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:

@@ -31,6 +31,21 @@ def json_of(schema: dict[str, Any]) -> str:
     return json_rule(schema)
 
 
+def in_order(pairs: list[tuple[str, bool]], comma: str) -> str:
+    """The rules that must be there, and then any of the others, with commas between them."""
+    first = [pair for pair, required in pairs if required]
+    rest = [pair for pair, required in pairs if not required]
+    between = f' "{comma}" '
+    if first:
+        return between.join(first) + "".join(f" ({between.lstrip()}{pair})?" for pair in rest)
+    # the first of those that are there has no comma
+    tails = [
+        pair + "".join(f" ({between.lstrip()}{later})?" for later in rest[at + 1 :])
+        for at, pair in enumerate(rest)
+    ]
+    return "(" + " | ".join(tails) + ")?" if tails else ""
+
+
 def free_text(
     begin: str, item: str, token_of: TokenOf, *, repeated: bool, others: tuple[str, ...] = ()
 ) -> list[str]:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from quire.engine.errors import FieldError
 from quire.service.text.structured import MAX_SCHEMA_BYTES, Schema, check_size
+from quire.service.text.tools.calls import object_of
 
 MAX_TOOLS = 128
 
@@ -68,7 +69,6 @@ class FlatTool(Function, kw_only=True, forbid_unknown_fields=True):
 
 
 Tools = Annotated[list[Tool], Meta(min_length=1, max_length=MAX_TOOLS)]
-FlatTools = Annotated[list[FlatTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -100,13 +100,8 @@ class CalledFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def as_template_function(self) -> dict[str, Any]:
         """With the arguments as an object, as templates expect them, unless they are none."""
-        arguments: dict[str, Any] | str = {}
-        if self.arguments.strip():
-            try:
-                arguments = msgspec.json.decode(self.arguments, type=dict[str, Any])
-            except (msgspec.DecodeError, RecursionError):
-                arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
+        arguments = object_of(self.arguments) if self.arguments.strip() else {}
+        return {"name": self.name, "arguments": self.arguments if arguments is None else arguments}
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

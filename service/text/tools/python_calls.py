@@ -10,7 +10,7 @@ from typing import Any
 from quire.service.text.pieces import CallStart
 from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps, Told, named
 from quire.service.text.tools.json_calls import MORE, read_items
-from quire.service.text.tools.lark import TokenOf, json_of
+from quire.service.text.tools.lark import TokenOf, in_order, json_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.typed_values import standing_alone
 
@@ -115,20 +115,12 @@ def _write(functions: Sequence[Function], forced: bool) -> list[str]:
         fits = forced or bool(function.strict)
         schema = function.schema
         names = list(schema.get("properties", {}))
-        required = [name for name in names if fits and name in schema.get("required", ())]
-        pairs = {}
+        required = schema.get("required", ()) if fits else ()
+        pairs = []
         for number, name in enumerate(names):
-            pairs[name] = f"pair_{at}_{number}"
             one = standing_alone(function, name) if fits else {}
-            rules.append(f"{pairs[name]}: {json.dumps(f'{name}=')} {json_of(one)}")
-        optional = [name for name in names if name not in required]
-        first, rest = [pairs[name] for name in required], [pairs[name] for name in optional]
-        body = ' ", " '.join(first) + "".join(f' (", " {pair})?' for pair in rest)
-        if not first and rest:  # the first of those that are there has no comma
-            tails = [
-                pair + "".join(f' (", " {later})?' for later in rest[number + 1 :])
-                for number, pair in enumerate(rest)
-            ]
-            body = "(" + " | ".join(tails) + ")?"
+            rules.append(f"pair_{at}_{number}: {json.dumps(f'{name}=')} {json_of(one)}")
+            pairs.append((f"pair_{at}_{number}", name in required))
+        body = in_order(pairs, ", ")
         rules.append(f'call_{at}: {json.dumps(f"{function.name}(")} {body} ")"')
     return rules

@@ -24,7 +24,7 @@ must fit, and whether it may have several calls."""
 class RegionFormat:
     """A region begins after one of `begins`, the first of which is written; and ends by `end`.
 
-    Without an `end` it is for `read` to tell. Without `begins` it can only come first, by its bracket.
+    Without an `end` it is for `read` to tell. Without `begins` it can only come first, by one of `brackets`.
     """
 
     begins: tuple[str, ...]
@@ -35,6 +35,8 @@ class RegionFormat:
     within: tuple[str, ...] = ()  # regions, markers that may be tokens
     repeats: bool = True  # a region has one call, and another may follow
     between: str = "\n"  # two regions
+    brackets: str = "[{"
+    tag: str = ""  # which may stand before a bracket
 
     @property
     def begin(self) -> str:
@@ -62,7 +64,8 @@ class RegionFormat:
         """The rules of a grammar of any text, in which calls are right."""
         rules = self.write(functions, token_of, False, parallel)
         if not self.begin:
-            return "\n".join(["start: region | TEXT", r"TEXT: /([^\[{\s](.|\n)*)?/", *rules]) + "\n"
+            other = self.brackets.replace("[", r"\[")
+            return "\n".join(["start: region | TEXT", rf"TEXT: /([^{other}\s](.|\n)*)?/", *rules]) + "\n"
         repeated = parallel and self.repeats
         free = free_text(self.begin, "region", token_of, repeated=repeated, others=self.around)
         return "\n".join([*free, *rules]) + "\n"
@@ -124,16 +127,12 @@ class RegionParser:
 
     def _bare(self) -> Iterator[Piece]:
         """Without a marker a region is what begins with a bracket, where only calls have come."""
-        text, around = self._incoming.text, self._form.around
+        text, around = self._incoming.text, (*self._form.around, self._form.tag)
         start = _bare_start(text, around) if self._fresh else text
-        if self._fresh and start[:1] in ("[", "{"):
+        if self._fresh and start and start[0] in self._form.brackets:
             self._incoming.text = start
             self._enter(text[: len(text) - len(start)])
-        elif (
-            self._incoming.ended
-            or not self._fresh
-            or not any(each.startswith(start) for each in ("", *around))
-        ):
+        elif self._incoming.ended or not self._fresh or not any(each.startswith(start) for each in around):
             self._incoming.text = ""
             yield from self._say("" if self.num_calls and not start else text)
 
@@ -185,6 +184,6 @@ class RegionParser:
 def _bare_start(text: str, around: tuple[str, ...]) -> str:
     """Return what follows the white space and the markers at the beginning."""
     start = text.lstrip(_SPACE)
-    while marker := next((each for each in around if start.startswith(each)), ""):
+    while marker := next((each for each in around if each and start.startswith(each)), ""):
         start = start[len(marker) :].lstrip(_SPACE)
     return start

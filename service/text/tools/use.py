@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.service.text.pieces import AnswerParser
 from quire.service.text.reasoning.harmony import HarmonyParser
 from quire.service.text.structured import Form, lark_grammar
-from quire.service.text.tools.formats import CallFormat, ToolFormat
-from quire.service.text.tools.parser import ToolCallParser
+from quire.service.text.tools.formats import CallFormat
 from quire.service.text.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name
 from quire.service.text.tools.regions import RegionFormat, RegionParser
 
@@ -71,10 +70,6 @@ class ToolUse:
 def parser_of(form: CallFormat, functions: Sequence[Function], *, parallel: bool) -> AnswerParser:
     """Return what tells calls of `functions` from the text of one answer."""
     by_name = {function.name: function for function in functions}
-    match form:
-        case ToolFormat():
-            return ToolCallParser(form, frozenset(by_name), parallel=parallel)
-        case RegionFormat():
-            return RegionParser(form, by_name, parallel=parallel)
-        case _:
-            return HarmonyParser(frozenset(by_name), parallel=parallel)
+    if isinstance(form, RegionFormat):
+        return RegionParser(form, by_name, parallel=parallel)
+    return HarmonyParser(frozenset(by_name), parallel=parallel)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from quire.engine.models.attention_shape import AttentionShape
-from quire.engine.models.general.attention import Call, UnsupportedAttention
+from quire.engine.models.general.attention import Call
+from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.kernels.parallel.ranks import Ranks
 
 

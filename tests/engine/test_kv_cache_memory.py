@@ -1,0 +1,46 @@
+"""How many KV blocks there are, where flags say so: a number of them, or of bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.engine.config import EngineConfig
+from quire.engine.startup import start_engine
+from quire.service.commands.engine_flags import add_engine_flags
+from quire.service.commands.parser import Parser
+from quire.service.commands.usage_error import UsageError
+from quire.service.demo import MODEL_FOLDER
+
+
+def test_bytes_are_as_many_whole_blocks_as_they_hold() -> None:
+    settings = {"model": MODEL_FOLDER, "device": "cpu", "swap_space": 0.0}
+    info = start_engine(EngineConfig(**settings, kv_cache_memory_bytes=1_000_000))[1]
+    assert info.num_blocks == 1_000_000 // info.bytes_per_block > 1
+    with pytest.raises(ValueError, match=f"room for a block, {info.bytes_per_block} bytes here, got 99"):
+        start_engine(EngineConfig(**settings, kv_cache_memory_bytes=99))
+
+
+def test_blocks_and_bytes_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="both say how many KV blocks there are"):
+        EngineConfig(model="m", kv_cache_memory_bytes=1 << 30, num_gpu_blocks_override=9)
+    with pytest.raises(ValueError, match="--kv-cache-memory-bytes must be at least 1, got 0"):
+        EngineConfig(model="m", kv_cache_memory_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "there"), [("12884901888", 12 << 30), ("12G", 12 << 30), ("1.5k", 1500), ("2M", 2 << 20)]
+)
+def test_the_flag_takes_units(given: str, there: int) -> None:
+    assert parsed(given) == there
+
+
+@pytest.mark.parametrize("given", ["12X", "G", "much", ""])
+def test_the_flag_refuses_what_is_no_number(given: str) -> None:
+    with pytest.raises(UsageError, match="--kv-cache-memory-bytes: bytes are a number"):
+        parsed(given)
+
+
+def parsed(given: str) -> object:
+    parser = Parser("quire")
+    add_engine_flags(parser)
+    return parser.parse(["m", "--kv-cache-memory-bytes", given]).kv_cache_memory_bytes

@@ -1,0 +1,96 @@
+"""Attention to latents of 512 + 64 numbers compiles for every GPU, present or not, and fits its memory.
+
+Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from compiled import Case, ptx_and_shared, shared_bytes
+from gpus import GPUS
+
+from quire.kernels.attention.latent import decode, prefill
+from quire.kernels.attention.latent.tile import latent_tiles
+from quire.kernels.gpu import Gpu
+
+WIDTH, LATENT = 576, 512
+HEADS = (16, 128)
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
+    from triton.compiler import ASTSource
+
+    for dtype, name in NAMES.items():
+        types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
+        types |= dict.fromkeys(("partials", "lse"), "*fp32") | dict.fromkeys(("q", "kv", "out"), f"*{name}")
+        for kernel, rows in ((decode._decode_kernel, 1), (prefill._prefill_kernel, 64)):
+            for heads in HEADS:
+                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype)
+                constants = {
+                    "HEADS": heads, "GROUP": tiles.group, "LANES": tiles.lanes, "BLOCK_SIZE": 16,
+                    "LATENT": LATENT, "WIDTH": WIDTH, "DIM": tiles.dim, "REST_DIM": tiles.rest_dim,
+                    "TILE": tiles.keys, "CHUNKED": False, "softcap_log2": None, "sinks": None, "slopes": None,
+                }  # fmt: skip
+                aligned = [each for each, kind in types.items() if kind[0] == "*"]
+                aligned += [each for each in kernel.arg_names if each.endswith("_stride")]
+                options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+                case = Case(ASTSource, kernel, constants, types | {"scale_log2": "fp32"}, aligned, options)
+                yield f"{kernel.fn.__name__} of {heads} in {name}", case
+
+
+def bytes_on_each() -> dict[str, dict[str, int]]:
+    """Return shared memory of each case, by GPU."""
+    return {
+        str(capability): {name: shared_bytes(case, capability) for name, case in cases(gpu)}
+        for capability, gpu in GPUS.items()
+    }
+
+
+def instructions() -> dict[str, str]:
+    """Return by what the cases in bf16 multiply on Hopper."""
+    found = {}
+    for name, case in cases(GPUS[90]):
+        if "bf16" in name:
+            ptx, _ = ptx_and_shared(case, 90)
+            found[name] = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "none"
+    return found
+
+
+def test_they_fit_each_gpu() -> None:
+    for capability, found in apart("bytes_on_each").items():
+        for name, shared in found.items():
+            assert shared <= GPUS[int(capability)].shared_memory, (capability, name)
+
+
+def test_by_matrix_products() -> None:
+    assert apart("instructions") == {
+        "_decode_kernel of 16 in bf16": "mma",
+        "_decode_kernel of 128 in bf16": "wgmma",
+        "_prefill_kernel of 16 in bf16": "wgmma",
+        "_prefill_kernel of 128 in bf16": "wgmma",
+    }
+
+
+def apart(function: str) -> dict:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[2]
+    script = subprocess.run(
+        [sys.executable, __file__, function],
+        check=True,
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env=environment | {"PYTHONPATH": str(root)},
+    )
+    return json.loads(script.stdout)
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))
