@@ -97,8 +97,12 @@ class OfflineEngine:
         job = Job([request])
         choices = self._follow(request, self._stops(request, stops))
         stream = TextStream(self, job, choices[0])
-        with PostponedInterrupt():
-            self._begin(job, [Asked(job, request, choices)], self.core.add_all)
+        try:
+            with PostponedInterrupt():
+                self._begin(job, [Asked(job, request, choices)], self.core.add_all)
+        except BaseException:  # what postponed an interrupt ends in one, and may hold on to the stream
+            self.leave(job)
+            raise
         return stream
 
     def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
