@@ -28,10 +28,6 @@ def empty_int32() -> Int32:
     return np.empty(0, np.int32)
 
 
-def empty_pairs() -> Int32:
-    return np.empty((0, 2), np.int32)
-
-
 def as_blocks(tokens: Int32, block_size: int) -> NDArray[np.void]:
     """Return views [N // block_size] of the full blocks of `tokens` [N]."""
     full = len(tokens) // block_size * block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -116,9 +117,5 @@ class Capacity:
         return full + n * self.window_blocks(prompt + max_tokens - 1) + behind
 
     def _room_beside_windows(self, prompt: int, n: int) -> int:
-        low, high = 0, max(0, self.max_model_len - prompt)
-        while low < high:
-            tokens = (low + high + 1) // 2
-            fits = self._blocks_needed(prompt, tokens, n) <= self.num_blocks
-            low, high = (tokens, high) if fits else (low, tokens - 1)
-        return low
+        new = range(1, self.max_model_len - prompt + 1)
+        return bisect_right(new, self.num_blocks, key=lambda tokens: self._blocks_needed(prompt, tokens, n))

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.engine import frames
 from quire.engine.capacity import Capacity
 from quire.engine.config import (
     EngineConfig,
@@ -23,20 +24,6 @@ from quire.engine.config import (
     StepStats,
 )
 from quire.engine.errors import EngineDeadError
-from quire.engine.frames import (
-    LENGTH,
-    AnswerFrame,
-    Ask,
-    Command,
-    EngineFrame,
-    FatalFrame,
-    ProgressFrame,
-    ReadyFrame,
-    RegistryFrame,
-    StartFrame,
-    StepFrame,
-    encode_frame,
-)
 from quire.engine.inspection.messages import Answer, Question
 from quire.engine.messages import Abort, Drain, FinishReason, PoolingParams, Request, SamplingParams
 from quire.engine.records import RequestRecord
@@ -105,9 +92,8 @@ class AsyncEngine:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(
-            encode_frame(StartFrame(self.config, self.registry, self.pinned, asked_at, self.kv_events))
-        )
+        start = frames.StartFrame(self.config, self.registry, self.pinned, asked_at, self.kv_events)
+        self._writer.write(frames.encode_frame(start))
         self._pump_task = asyncio.create_task(self._pump(reader), name="quire-engine-pump")
 
     def add(
@@ -140,7 +126,7 @@ class AsyncEngine:
         ticket = self._next_ticket
         self._next_ticket += 1
         answer = self._answers[ticket] = self._loop.create_future()
-        self._send(Ask(ticket, question))
+        self._send(frames.Ask(ticket, question))
         try:
             return await answer
         finally:
@@ -195,10 +181,10 @@ class AsyncEngine:
     # -- the pump -------------------------------------------------------------------------------------
 
     async def _pump(self, reader: asyncio.StreamReader) -> None:
-        decoder: msgspec.msgpack.Decoder[EngineFrame] = msgspec.msgpack.Decoder(EngineFrame)
+        decoder: msgspec.msgpack.Decoder[frames.EngineFrame] = msgspec.msgpack.Decoder(frames.EngineFrame)
         try:
             while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                (length,) = frames.LENGTH.unpack(await reader.readexactly(frames.LENGTH.size))
                 self._receive(decoder.decode(await reader.readexactly(length)))
                 if self._told and self._loop.time() - self._turn_began > TURN_SECONDS:
                     await asyncio.sleep(0)  # an engine that is faster than we are always has more
@@ -210,9 +196,9 @@ class AsyncEngine:
             code = self._process.returncode
             self._die(f"the engine process ended unexpectedly (exit code {code})")
 
-    def _receive(self, frame: EngineFrame) -> None:
+    def _receive(self, frame: frames.EngineFrame) -> None:
         match frame:
-            case StepFrame(outputs, stats, records):
+            case frames.StepFrame(outputs, stats, records):
                 self._last_step = time.monotonic()
                 self._unanswered = False
                 streams = self._streams
@@ -232,20 +218,20 @@ class AsyncEngine:
                 if self.on_record is not None:
                     for record in records:
                         self.on_record(record)
-            case ProgressFrame(progress):
+            case frames.ProgressFrame(progress):
                 self.progress.append(progress)
-            case ReadyFrame(info):
+            case frames.ReadyFrame(info):
                 self.info = info
                 self._capacity = info.capacity
                 self.state = "ready"
-            case RegistryFrame(report):
+            case frames.RegistryFrame(report):
                 if self.on_registry is not None:
                     self.on_registry(report)
-            case AnswerFrame(ticket, answer):
+            case frames.AnswerFrame(ticket, answer):
                 waiter = self._answers.get(ticket)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(answer)
-            case FatalFrame(error):
+            case frames.FatalFrame(error):
                 self._die(error)
         self._changed.set()
 
@@ -284,7 +270,7 @@ class AsyncEngine:
         for stream in streams:
             stream.tell()
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: frames.Command) -> None:
         """At once, so that the engine has it a turn earlier; uvloop sends as one what a turn writes.
 
         Of an engine that is gone, which `_die` will hear of soon, nobody reads it.
@@ -294,4 +280,4 @@ class AsyncEngine:
             self._last_step = time.monotonic()
         self._unanswered = True
         if not self._writer.is_closing():  # uvloop would raise
-            self._writer.write(encode_frame(command))
+            self._writer.write(frames.encode_frame(command))

@@ -15,6 +15,7 @@ MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ModelImpl = Literal["auto", "native", "transformers"]
+Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
 ]  # rounded: `quire.kernels.formats.kv_format.SCALED`
@@ -168,7 +169,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A start-up phase as it goes; `done` and `total` are in `unit`."""
 
-    phase: Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
+    phase: Phase
     done: int
     total: int
     unit: str

@@ -9,6 +9,7 @@ from quire.engine.config import StepStats
 from quire.engine.messages import Abort, Output, Request, StepOutputs
 from quire.engine.records import RequestRecord
 from quire.engine.schedule.bisection import Bisection
+from quire.engine.schedule.commit import finish_transfers, resume_masked
 from quire.engine.schedule.plan import Runner, StepHandle, StepPlan, StepResult
 from quire.engine.schedule.scheduler import Scheduler
 from quire.engine.sequences.grammar import Grammars
@@ -150,7 +151,7 @@ class EngineCore:
             self._capture_beside()
         if self.grammars:
             self._unreturned += self._add_compiled()
-        self._unreturned += self.scheduler.resume_masked(self.mask_wait)
+        self._unreturned += resume_masked(self.scheduler.state, self.mask_wait)
         begin = self.clock()
         interrupted = len(in_flight) > (0 if bisection.in_progress else 1)  # before it could commit
         plan = self.plan = None if interrupted else bisection.schedule(begin)
@@ -174,7 +175,7 @@ class EngineCore:
                 waited = self.clock()
                 outputs = bisection.committed(self.scheduler.commit(result))
         if nothing_else:
-            self._unreturned += self.scheduler.resume_masked(None)
+            self._unreturned += resume_masked(self.scheduler.state, None)
         self._finish_transfers(wait=nothing_else)
         outputs.others += self._unreturned
         self._unreturned = []
@@ -216,7 +217,7 @@ class EngineCore:
         """Book the transfers that are done, in order; with `wait`, the oldest one at least."""
         transfers = self.scheduler.state.transfers
         while transfers and transfers[0].are_done(wait=wait):
-            self.scheduler.finish_transfers()
+            finish_transfers(self.scheduler.state)
             wait = False
 
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:

@@ -94,25 +94,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
             raise FieldError("n", f"n must not exceed the beam width ({self.beam_width}), got {self.n}")
-        for name, neutral in _NOT_WITH_BEAMS:
+        for name in _NOT_WITH_BEAMS:
+            neutral = getattr(_GREEDY, name)
             if getattr(self, name) != neutral:
                 raise FieldError(
                     name, f"{name} must be {neutral!r} with beam search, got {getattr(self, name)}"
                 )
-
-
-_NOT_WITH_BEAMS: tuple[tuple[str, object], ...] = (
-    ("temperature", 0.0),
-    ("top_p", 1.0),
-    ("top_k", 0),
-    ("min_p", 0.0),
-    ("repetition_penalty", 1.0),
-    ("presence_penalty", 0.0),
-    ("frequency_penalty", 0.0),
-    ("logit_bias", {}),
-    ("logprobs", None),
-    ("grammar", ""),
-)
 
 
 class _Rule(NamedTuple):
@@ -179,6 +166,11 @@ class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
     activation: Literal["none", "sigmoid", "softmax"] = "none"
 
 
+_GREEDY = SamplingParams(temperature=0.0)
+_NOT_WITH_BEAMS = (  # fields that must be as those of _GREEDY
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar"),
+)
 POOLED = SamplingParams(temperature=0.0, max_tokens=1)  # of a request for a vector: nothing is sampled
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
-from quire.engine.config import Progress
-
-Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
+from quire.engine.config import Phase, Progress
 
 
 class Reporter:

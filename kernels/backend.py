@@ -44,48 +44,32 @@ from quire.kernels.sampling.sample import sample, sample_reference
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One implementation of each; the functions' own docstrings give shapes."""
+    """One implementation of each, at first the reference; the functions' own docstrings give shapes."""
 
-    embed: Callable[..., Tensor]
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    gated: Callable[[Tensor, Activation], Tensor]
-    route: Callable[..., tuple[Tensor, Tensor]]
-    wide_linear: Callable[[Tensor, Tensor], Tensor]
-    copy_blocks: Callable[[Tensor, Tensor], None]
-    sample: Callable[..., Tensor]
-    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    mask_tokens: Callable[[Tensor, Tensor, Tensor, int], None]
-    token_places: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    best_of_part: Callable[..., Tensor]
-    best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor]
-    logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor]
-    logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]]
-    masses_of_part: Callable[[Tensor, int, Search, int], Tensor]
-    narrow: Callable[[Tensor, Search, int], Tensor]
+    embed: Callable[..., Tensor] = embed_reference
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm_reference
+    gated: Callable[[Tensor, Activation], Tensor] = gated_reference
+    route: Callable[..., tuple[Tensor, Tensor]] = route_reference
+    wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
+    copy_blocks: Callable[[Tensor, Tensor], None] = copy_blocks_reference
+    sample: Callable[..., Tensor] = sample_reference
+    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]] = logprobs_reference
+    mask_tokens: Callable[[Tensor, Tensor, Tensor, int], None] = mask_tokens_reference
+    token_places: Callable[..., tuple[Tensor, Tensor, Tensor]] = token_places_reference
+    best_of_part: Callable[..., Tensor] = best_of_part_reference
+    best_of_all: Callable[[Tensor, Tensor, Tensor], Tensor] = best_of_all_reference
+    logprobs_of_part: Callable[[Tensor, Tensor, int, int, int], Tensor] = logprobs_of_part_reference
+    logprobs_of_all: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor, Tensor]] = (
+        logprobs_of_all_reference
+    )
+    masses_of_part: Callable[[Tensor, int, Search, int], Tensor] = masses_of_part_reference
+    narrow: Callable[[Tensor, Search, int], Tensor] = narrow_reference
 
 
 def torch_backend() -> Backend:
     """Return the references: any device, any dtype."""
-    return Backend(
-        embed_reference,
-        rms_norm_reference,
-        add_rms_norm_reference,
-        gated_reference,
-        route_reference,
-        F.linear,
-        copy_blocks_reference,
-        sample_reference,
-        logprobs_reference,
-        mask_tokens_reference,
-        token_places_reference,
-        best_of_part_reference,
-        best_of_all_reference,
-        logprobs_of_part_reference,
-        logprobs_of_all_reference,
-        masses_of_part_reference,
-        narrow_reference,
-    )
+    return Backend()
 
 
 def triton_backend() -> Backend:

@@ -11,14 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from quire.loadtest.command import command_parser
 
 
-def _decoder(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
-    """Return the sizes of a Llama or Qwen3 with 8 KV heads."""
+def sizes(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, int]:
+    """Return the part of a config that gives the sizes of a decoder."""
     return {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
+        "num_key_value_heads": kv_heads,
         "intermediate_size": intermediate,
     }
 
@@ -26,6 +25,7 @@ def _decoder(hidden: int, layers: int, heads: int, intermediate: int) -> dict[st
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
+    "head_dim": 128,
     "vocab_size": 151936,
     "rope_theta": 1000000,
     "rms_norm_eps": 1e-6,
@@ -34,16 +34,17 @@ QWEN3 = {
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
+    "head_dim": 128,
     "vocab_size": 128256,
     "tie_word_embeddings": False,
     "rope_theta": 500000,
     "rms_norm_eps": 1e-5,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": {**QWEN3, **_decoder(1024, 28, 16, 3072), "tie_word_embeddings": True},
-    "llama-8b": {**LLAMA, **_decoder(4096, 32, 32, 14336), "max_position_embeddings": 32768},
-    "llama-70b": {**LLAMA, **_decoder(8192, 80, 64, 28672), "max_position_embeddings": 8192},
-    "qwen3-14b": {**QWEN3, **_decoder(5120, 40, 40, 17408), "tie_word_embeddings": False},
+    "qwen3-0.6b": {**QWEN3, **sizes(1024, 28, 16, 8, 3072), "tie_word_embeddings": True},
+    "llama-8b": {**LLAMA, **sizes(4096, 32, 32, 8, 14336), "max_position_embeddings": 32768},
+    "llama-70b": {**LLAMA, **sizes(8192, 80, 64, 8, 28672), "max_position_embeddings": 8192},
+    "qwen3-14b": {**QWEN3, **sizes(5120, 40, 40, 8, 17408), "tie_word_embeddings": False},
     "opt-13b": {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",

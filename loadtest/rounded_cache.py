@@ -127,7 +127,7 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
             if prefills
             else None,
         )
-        return model.logits(model.forward(batch, cache.layers)).float()
+        return model.part_logits(model.forward(batch, cache.layers)).float()
 
     half = len(tokens) // 2
     logits = [forward(0, half, True)]

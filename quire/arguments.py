@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.engine import messages
-from quire.engine.config import EngineConfig
+from quire.engine.config import EngineConfig, EngineInfo
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
 from quire.service.text.named_templates import template_names
@@ -111,6 +111,16 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt
         )
     text = template.render(list(messages), add_generation_prompt=True)
     return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    return tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+
+
+def as_long_as_fits(info: EngineInfo, prompt: str | list[int]) -> Params:
+    """Return params by which an answer to a conversation has as many tokens as fit."""
+    room = max(info.max_request_tokens - len(prompt), 1)
+    return msgspec.structs.replace(info.sampling_defaults.params(), max_tokens=room)
 
 
 def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Self
 
-import msgspec
-from msgspec import structs
-
+from quire.answers import Answers, follow
 from quire.arguments import (
-    ChatPrompt,
     Message,
     Params,
     Prompt,
-    chat_prompt,
+    as_long_as_fits,
     ended_by_turn,
-    engine_settings,
     for_engine,
     params_list,
     prompt_list,
+    prompt_tokens,
     stop_strings,
     turn_stops,
 )
-from quire.completion import Followed, PromptLogprobs
+from quire.completion import Followed
+from quire.configured import Configured
 from quire.engine.client import AsyncEngine
-from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode
+from quire.engine.config import EngineInfo, Progress
 from quire.engine.errors import EngineDeadError
-from quire.engine.messages import POOLED, Output
-from quire.engine.models.hub import resolve_model
-from quire.engine.models.pooling import Runner
+from quire.engine.messages import POOLED
 from quire.engine.request_stream import RequestStream
 from quire.offline_requests import RequestFailed
 from quire.pooling import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
 from quire.pooling_tasks import PoolingTask, R, classification_task, embedding_task, scoring_task
-from quire.request_output import RequestMetrics, RequestOutput
-from quire.service.answer.choice import Choice
-from quire.service.demo import MODEL_FOLDER
-from quire.service.text.named_templates import read_template
-from quire.service.text.tokenizer import Tokenizer
+from quire.request_output import RequestOutput
 
 
-class AsyncLLM:
+class AsyncLLM(Configured):
     """`async with AsyncLLM(model) as llm: print(await llm.generate(prompt))`; settings are as LLM's.
 
     Entering starts the engine's process and waits until it is ready, leaving ends it; `start` and `close` do
@@ -52,44 +42,13 @@ class AsyncLLM:
     EngineConfig, the tokenizer and the engine's limits do.
     """
 
-    def __init__(
-        self,
-        model: str = MODEL_FOLDER,
-        *,
-        device: Literal["auto", "cuda", "cpu"] = "auto",
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        kv_cache_dtype: KVCacheDtype = "auto",
-        load_format: Literal["auto", "dummy"] = "auto",
-        runner: Runner = "auto",
-        model_impl: ModelImpl = "auto",
-        generation_config: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.9,
-        swap_space: float = 4.0,
-        preemption_mode: PreemptionMode = "auto",
-        num_gpu_blocks_override: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        enable_prefix_caching: bool = True,
-        enforce_eager: bool = False,
-        seed: int | None = None,
-        cache_seed: str | None = None,
-        tensor_parallel_size: int = 1,
-        enable_expert_parallel: bool = False,
-        disable_custom_all_reduce: bool = False,
-        chat_template: str | None = None,
-        **unknown: Any,
-    ) -> None:
-        settings = engine_settings(locals(), unknown)
-        self._engine = AsyncEngine(msgspec.convert({"model": model, **settings}, EngineConfig))
-        self._model = model
-        template = None if chat_template is None else read_template(chat_template)
-        self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
+    def _begin(self, on_progress: Callable[[Progress], None] | None) -> None:
+        self._engine = AsyncEngine(self._config)
+        self._on_progress = on_progress
+        self.tokenizer = self._read_tokenizer()
 
     def __repr__(self) -> str:
-        return f"AsyncLLM({self._model!r}: {self._engine.state})"
+        return f"AsyncLLM({self._config.model!r}: {self._engine.state})"
 
     @property
     def info(self) -> EngineInfo:
@@ -101,8 +60,9 @@ class AsyncLLM:
     async def start(self) -> None:
         """Start the engine's process, and wait until it is ready. Raises EngineDeadError."""
         await self._engine.start()
-        async for _ in self._engine.watch_progress():
-            pass
+        async for progress in self._engine.watch_progress():
+            if self._on_progress is not None:
+                self._on_progress(progress)
         if self._engine.state != "ready":
             await self._engine.stop()
             raise EngineDeadError(self._engine.error)
@@ -115,9 +75,7 @@ class AsyncLLM:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def generate(
@@ -140,7 +98,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the next answers of a conversation; without `sampling_params` of as many tokens as fit."""
         prompt = self.chat_prompt(messages)
-        return await self.generate(prompt, sampling_params or self._room_after(prompt), stop=stop)
+        return await self.generate(prompt, sampling_params or as_long_as_fits(self.info, prompt), stop=stop)
 
     async def stream(
         self, prompt: Prompt, sampling_params: Params | None = None, *, stop: str | Sequence[str] = ()
@@ -178,10 +136,6 @@ class AsyncLLM:
         """Return how well texts fit, as LLM's `score` does."""
         return await self._pool(scoring_task(self.info, self.tokenizer, text_1, text_2))
 
-    def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
-        """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
-        return chat_prompt(self.tokenizer, messages)
-
     async def _pool(self, task: PoolingTask[R]) -> list[R]:
         """Raises RequestFailed if the engine cannot compute one; none is left in the engine then."""
         streams: list[RequestStream] = []
@@ -197,12 +151,8 @@ class AsyncLLM:
                 raise RequestFailed(output.error or "it was aborted")
         return task.results(outputs)
 
-    def _room_after(self, prompt: list[int]) -> Params:
-        room = max(self.info.max_request_tokens - len(prompt), 1)
-        return structs.replace(self.info.sampling_defaults.params(), max_tokens=room)
 
-
-class _Request:
+class _Request(Answers[Followed]):
     """A prompt while the engine works on it."""
 
     def __init__(
@@ -211,27 +161,8 @@ class _Request:
         tokenizer = llm.tokenizer
         (stops,) = stop_strings(stop, [params])
         stops = (*stops, *turn_stops(tokenizer, prompt, params))
-        self._prompt = (
-            tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        )
-        context = [] if isinstance(prompt, ChatPrompt) else self._prompt
-        self._params = params
-        self._followed = [
-            Followed(
-                Choice(
-                    index,
-                    tokenizer.detokenizer(context, skip_special_tokens=True),
-                    stops,
-                    params.min_tokens,
-                ),
-                lambda: None,
-            )
-            for index in range(params.n)
-        ]
-        self._began = time.perf_counter()
-        self._first: float | None = None  # when its first token came
-        self._cached_tokens = 0
-        self._prompt_logprobs: PromptLogprobs | None = None
+        self._prompt, self._params = prompt_tokens(tokenizer, prompt), params
+        super().__init__(follow(tokenizer, self._prompt, params, stops, lambda: None))
         self._stream: RequestStream = llm._engine.add(
             self._prompt, ended_by_turn(tokenizer, prompt, for_engine([params])[0])
         )
@@ -242,27 +173,15 @@ class _Request:
 
     async def complete(self) -> RequestOutput:
         try:
-            while any(each.choice.finish_reason is None for each in self._followed):
+            while any(each.choice.finish_reason is None for each in self.choices):
                 await self._take()
         finally:
             self.abort()
-        now = time.perf_counter()
-        completions = [
-            each.completion(
-                with_logprobs=self._params.logprobs is not None, prompt_logprobs=self._prompt_logprobs
-            )
-            for each in self._followed
-        ]
-        metrics = RequestMetrics(
-            time_to_first_token=(self._first or now) - self._began,
-            seconds=now - self._began,
-            cached_tokens=self._cached_tokens,
-            output_tokens=sum(len(one.token_ids) for one in completions),
-        )
-        return RequestOutput(completions, str(self._stream.request_id), self._prompt, metrics)
+        self.end()
+        return self.described(self._stream.request_id, self._prompt, self._params)
 
     async def first_text(self) -> AsyncIterator[str]:
-        first = self._followed[0].choice
+        first = self.choices[0].choice
         while first.finish_reason is None:
             await self._take()
             if text := first.take_text():
@@ -270,13 +189,6 @@ class _Request:
 
     async def _take(self) -> None:
         for output in await self._stream.get():
-            self._add(output)
-
-    def _add(self, output: Output) -> None:
-        if output.error is not None:
-            raise RequestFailed(output.error)
-        if self._first is None:
-            self._first = time.perf_counter()
-            self._cached_tokens = output.cached_tokens
-        self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
-        self._followed[output.index].add(output)
+            if output.error is not None:
+                raise RequestFailed(output.error)
+            self.add(output)

@@ -6,30 +6,24 @@ import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self
-
-import msgspec
-from msgspec import structs
+from typing import Any, Self
 
 from quire.arguments import (
-    ChatPrompt,
     Message,
     Params,
     Prompt,
-    chat_prompt,
+    as_long_as_fits,
     ended_by_turn,
-    engine_settings,
     for_engine,
     params_list,
     prompt_list,
+    prompt_tokens,
     stop_strings,
 )
-from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype, ModelImpl, PreemptionMode, Progress
+from quire.configured import Configured
+from quire.engine.config import EngineInfo, Progress
 from quire.engine.core import EngineCore
 from quire.engine.messages import POOLED, Request
-from quire.engine.models.hub import resolve_model
-from quire.engine.models.pooling import Runner
 from quire.engine.startup import start_with_graphs
 from quire.offline_engine import OfflineEngine, TextStream, without_collections
 from quire.pooling import ClassificationRequestOutput, EmbeddingRequestOutput, ScoringRequestOutput
@@ -37,12 +31,9 @@ from quire.pooling_tasks import PoolingTask, R, classification_task, embedding_t
 from quire.prompt_bar import prompt_bar
 from quire.request_output import RequestOutput
 from quire.service.commands.progress import PhaseBars
-from quire.service.demo import MODEL_FOLDER
-from quire.service.text.named_templates import read_template
-from quire.service.text.tokenizer import Tokenizer
 
 
-class LLM:
+class LLM(Configured):
     """A model in this process: `LLM(model).generate(prompts, SamplingParams(max_tokens=64))`.
 
     A model is a folder or a Hub id; left out, it is the bundled demo model. The others are the flags of
@@ -57,44 +48,11 @@ class LLM:
     `with`, or `close`, gives its memory back. Several may be there, each with its share of the memory.
     """
 
-    def __init__(
-        self,
-        model: str = MODEL_FOLDER,
-        *,
-        device: Literal["auto", "cuda", "cpu"] = "auto",
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        kv_cache_dtype: KVCacheDtype = "auto",
-        load_format: Literal["auto", "dummy"] = "auto",
-        runner: Runner = "auto",
-        model_impl: ModelImpl = "auto",
-        generation_config: str = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int | None = None,
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.9,
-        swap_space: float = 4.0,
-        preemption_mode: PreemptionMode = "auto",
-        num_gpu_blocks_override: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        enable_prefix_caching: bool = True,
-        enforce_eager: bool = False,
-        seed: int | None = None,
-        cache_seed: str | None = None,
-        tensor_parallel_size: int = 1,
-        enable_expert_parallel: bool = False,
-        disable_custom_all_reduce: bool = False,
-        chat_template: str | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
-        **unknown: Any,
-    ) -> None:
-        settings = engine_settings(locals(), unknown)
-        config = msgspec.convert({"model": model, **settings}, EngineConfig)
+    def _begin(self, on_progress: Callable[[Progress], None] | None) -> None:
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
-        core, self.info = start_with_graphs(config, on_progress)
-        template = None if chat_template is None else read_template(chat_template)
-        self.tokenizer = Tokenizer.from_folder(resolve_model(model), template)
+        core, self.info = start_with_graphs(self._config, on_progress)
+        self.tokenizer = self._read_tokenizer()
         self._engine: OfflineEngine | None = OfflineEngine(core, self.tokenizer)
         self._ids = itertools.count()
 
@@ -119,9 +77,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -172,9 +128,7 @@ class LLM:
         several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts: list[str | list[int]] = [self.chat_prompt(each) for each in several]
         if sampling_params is None:
-            rooms = [self.info.max_request_tokens - len(prompt) for prompt in prompts]
-            chosen = self.info.sampling_defaults.params()
-            sampling_params = [structs.replace(chosen, max_tokens=max(room, 1)) for room in rooms]
+            sampling_params = [as_long_as_fits(self.info, prompt) for prompt in prompts]
         return self._answer(
             prompts,
             params_list(sampling_params, len(prompts), self.info.sampling_defaults.params),
@@ -226,10 +180,6 @@ class LLM:
         """
         return self._pool(scoring_task(self.info, self.tokenizer, text_1, text_2), use_tqdm)
 
-    def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
-        """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""
-        return chat_prompt(self.tokenizer, messages)
-
     def _answer(
         self,
         prompts: list[str | list[int]],
@@ -253,7 +203,5 @@ class LLM:
             return task.results(self.engine.pool(requests, tell))
 
     def _request(self, prompt: str | list[int], params: Params) -> Request:
-        return Request(next(self._ids), self._tokens(prompt), ended_by_turn(self.tokenizer, prompt, params))
-
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
-        return self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        tokens = prompt_tokens(self.tokenizer, prompt)
+        return Request(next(self._ids), tokens, ended_by_turn(self.tokenizer, prompt, params))

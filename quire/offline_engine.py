@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from operator import getitem
 
-from quire.arguments import ChatPrompt, turn_stops
+from quire.answers import detokenizers, follow
+from quire.arguments import turn_stops
 from quire.completion import Followed, Gathered
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, StepOutputs
@@ -17,8 +18,6 @@ from quire.interrupts import PostponedInterrupt
 from quire.offline_requests import Asked, Job, PooledRequest
 from quire.prompt_bar import Tell
 from quire.request_output import RequestOutput
-from quire.service.answer.choice import Choice
-from quire.service.text.detokenizer import Detokenizer
 from quire.service.text.tokenizer import Tokenizer
 
 Queue = Callable[[list[Request]], None]
@@ -98,8 +97,12 @@ class OfflineEngine:
         job = Job([request])
         choices = self._follow(request, self._stops(request, stops))
         stream = TextStream(self, job, choices[0])
-        with PostponedInterrupt():
-            self._begin(job, [Asked(job, request, choices)], self.core.add_all)
+        try:
+            with PostponedInterrupt():
+                self._begin(job, [Asked(job, request, choices)], self.core.add_all)
+        except BaseException:  # what postponed an interrupt ends in one, and may hold on to the stream
+            self.leave(job)
+            raise
         return stream
 
     def _stops(self, request: Request, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,20 +111,12 @@ class OfflineEngine:
 
     def _gather(self, request: Request) -> list[Gathered]:
         end = partial(self._ended.append, request.id)
-        return [Gathered(each, end) for each in self._detokenizers(request)]
+        each = detokenizers(self.tokenizer, request.prompt, request.params.n)
+        return [Gathered(detokenizer, end) for detokenizer in each]
 
     def _follow(self, request: Request, stops: tuple[str, ...]) -> list[Followed]:
         end = partial(self._ended.append, request.id)
-        return [
-            Followed(Choice(index, each, stops, request.params.min_tokens), end)
-            for index, each in enumerate(self._detokenizers(request))
-        ]
-
-    def _detokenizers(self, request: Request) -> Iterator[Detokenizer]:
-        """Yield one for each of its choices."""
-        context = [] if isinstance(request.prompt, ChatPrompt) else request.prompt
-        for _ in range(request.params.n):
-            yield self.tokenizer.detokenizer(context, skip_special_tokens=True)
+        return follow(self.tokenizer, request.prompt, request.params, stops, end)
 
     def _begin(self, job: Job, asked: Sequence[Asked | PooledRequest], queue: Queue) -> None:
         self._enter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -23,17 +24,6 @@ class EmbeddingOutput:
 
 
 @dataclass(frozen=True)
-class EmbeddingRequestOutput:
-    """A prompt's vector."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    num_cached_tokens: int
-    finished: bool = True
-
-
-@dataclass(frozen=True)
 class ClassificationOutput:
     """`probs` are of the labels that config.json names, in its order; of a regression, its numbers."""
 
@@ -45,30 +35,34 @@ class ClassificationOutput:
 
 
 @dataclass(frozen=True)
-class ClassificationRequestOutput:
-    """Which labels fit a prompt."""
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: ClassificationOutput
-    num_cached_tokens: int
-    finished: bool = True
-
-
-@dataclass(frozen=True)
 class ScoringOutput:
     score: float
 
 
+Outputs = TypeVar("Outputs")
+
+
 @dataclass(frozen=True)
-class ScoringRequestOutput:
-    """How well two texts fit. prompt_token_ids: of both, one after the other."""
+class PoolingRequestOutput(Generic[Outputs]):
+    """What came of a prompt."""
 
     request_id: str
     prompt_token_ids: list[int]
-    outputs: ScoringOutput
+    outputs: Outputs
     num_cached_tokens: int
     finished: bool = True
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """A prompt's vector."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Which labels fit a prompt."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """How well two texts fit. prompt_token_ids: of both, one after the other."""
 
 
 def pooling_of(info: EngineInfo) -> Pooling:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from quire.arguments import Prompt, prompt_list
+from quire.arguments import Prompt, prompt_list, prompt_tokens
 from quire.engine.config import EngineInfo
 from quire.engine.messages import Output, PoolingParams
 from quire.pooling import (
@@ -27,6 +27,7 @@ from quire.pooling import (
 )
 from quire.service.text.tokenizer import Tokenizer
 
+Outputs = TypeVar("Outputs")
 R = TypeVar("R")
 
 
@@ -46,17 +47,7 @@ def embedding_task(
 ) -> PoolingTask[EmbeddingRequestOutput]:
     """Raises ValueError for what the model cannot do."""
     params = embedding_params(info, dimensions, normalize)
-    tokens = _tokens(tokenizer, prompts)
-
-    def results(outputs: Sequence[Output]) -> list[EmbeddingRequestOutput]:
-        return [
-            EmbeddingRequestOutput(
-                str(output.request_id), prompt, EmbeddingOutput(numbers(output.vector)), output.cached_tokens
-            )
-            for prompt, output in zip(tokens, outputs, strict=True)
-        ]
-
-    return PoolingTask(tokens, params, results)
+    return _each(_tokens(tokenizer, prompts), params, EmbeddingRequestOutput, EmbeddingOutput)
 
 
 def classification_task(
@@ -64,20 +55,7 @@ def classification_task(
 ) -> PoolingTask[ClassificationRequestOutput]:
     """Raises ValueError for a model that tells no labels apart."""
     params = classification_params(info)
-    tokens = _tokens(tokenizer, prompts)
-
-    def results(outputs: Sequence[Output]) -> list[ClassificationRequestOutput]:
-        return [
-            ClassificationRequestOutput(
-                str(output.request_id),
-                prompt,
-                ClassificationOutput(numbers(output.vector)),
-                output.cached_tokens,
-            )
-            for prompt, output in zip(tokens, outputs, strict=True)
-        ]
-
-    return PoolingTask(tokens, params, results)
+    return _each(_tokens(tokenizer, prompts), params, ClassificationRequestOutput, ClassificationOutput)
 
 
 def scoring_task(
@@ -86,7 +64,8 @@ def scoring_task(
     """By the head of a model that has one for that, or by the cosine of embeddings. Raises ValueError."""
     params, pairs = scoring_params(info), text_pairs(text_1, text_2)
     if pooling_of(info).labels:
-        return _by_head(pair_tokens(tokenizer, pairs), params)
+        tokens_of_pairs = pair_tokens(tokenizer, pairs)
+        return _each(tokens_of_pairs, params, ScoringRequestOutput, lambda vector: ScoringOutput(vector[0]))
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     tokens = dict(zip(texts, _tokens(tokenizer, texts), strict=True))
 
@@ -105,12 +84,17 @@ def scoring_task(
     return PoolingTask(list(tokens.values()), params, results)
 
 
-def _by_head(tokens: list[list[int]], params: PoolingParams) -> PoolingTask[ScoringRequestOutput]:
-    def results(outputs: Sequence[Output]) -> list[ScoringRequestOutput]:
+def _each(
+    tokens: list[list[int]],
+    params: PoolingParams,
+    kind: Callable[[str, list[int], Outputs, int], R],
+    made: Callable[[list[float]], Outputs],
+) -> PoolingTask[R]:
+    """Return the task of which each prompt's result is `made` of its own vector."""
+
+    def results(outputs: Sequence[Output]) -> list[R]:
         return [
-            ScoringRequestOutput(
-                str(output.request_id), prompt, ScoringOutput(numbers(output.vector)[0]), output.cached_tokens
-            )
+            kind(str(output.request_id), prompt, made(numbers(output.vector)), output.cached_tokens)
             for prompt, output in zip(tokens, outputs, strict=True)
         ]
 
@@ -118,7 +102,4 @@ def _by_head(tokens: list[list[int]], params: PoolingParams) -> PoolingTask[Scor
 
 
 def _tokens(tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt]) -> list[list[int]]:
-    return [
-        tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
-        for prompt in prompt_list(prompts)
-    ]
+    return [prompt_tokens(tokenizer, prompt) for prompt in prompt_list(prompts)]

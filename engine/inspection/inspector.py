@@ -13,25 +13,8 @@ from numpy.typing import NDArray
 
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Prefix
+from quire.engine.inspection import messages
 from quire.engine.inspection.exact import exact_pool
-from quire.engine.inspection.messages import (
-    ACTIVE,
-    CACHED,
-    COMPUTING,
-    FREE,
-    IN_TRANSFER,
-    PINNED,
-    Answer,
-    BlockAnswer,
-    BlockQuestion,
-    Holder,
-    OwnQuestion,
-    PoolAnswer,
-    PoolQuestion,
-    Question,
-    RequestState,
-    Table,
-)
 from quire.engine.inspection.own_blocks import OwnBlocks
 from quire.engine.inspection.prefix_counts import PrefixCounts
 from quire.engine.inspection.prefix_tree import prefix_tree
@@ -55,12 +38,12 @@ class Inspector:
         self._secret = secrets.token_bytes(16)
         self._own = OwnBlocks(self._state)
 
-    def answer(self, question: Question) -> Answer:
-        if isinstance(question, PoolQuestion):
+    def answer(self, question: messages.Question) -> messages.Answer:
+        if isinstance(question, messages.PoolQuestion):
             return self._pool(question)
-        if isinstance(question, BlockQuestion):
+        if isinstance(question, messages.BlockQuestion):
             return self._block(question)
-        if isinstance(question, OwnQuestion):
+        if isinstance(question, messages.OwnQuestion):
             return self._own.count(question.requests)
         if self._counts is not None:
             self._counts.look()
@@ -72,7 +55,7 @@ class Inspector:
             self._counts.close()
             self._counts = None
 
-    def _pool(self, question: PoolQuestion) -> PoolAnswer:
+    def _pool(self, question: messages.PoolQuestion) -> messages.PoolAnswer:
         begin = self._asked = time.monotonic()
         blocks, host = self._state.blocks, self._state.blocks.host
         if self._counts is None:
@@ -83,7 +66,7 @@ class Inspector:
         exact = exact_pool(blocks, sequences) if question.exact else None
         states = [_states(blocks.pool, blocks.caches), _states(host.pool, host.caches)]
         counts = [np.minimum(tier._counts, 255).astype(np.uint8) for tier in (blocks.pool, host.pool)]
-        return PoolAnswer(
+        return messages.PoolAnswer(
             at=time.time(),
             clock=self._core.clock(),
             seconds=time.monotonic() - begin,
@@ -99,11 +82,11 @@ class Inspector:
             exact=exact,
         )
 
-    def _tables(self) -> Iterator[Table]:
+    def _tables(self) -> Iterator[messages.Table]:
         """Yield the sequences that have blocks in either tier."""
         for group in self._groups():
             running = group.live and group.live[0].row != NO_ROW
-            state: RequestState = "running" if running else "swapped" if group.swapped else "waiting"
+            state: messages.RequestState = "running" if running else "swapped" if group.swapped else "waiting"
             for sequence in group.live:
                 if sequence.table or sequence.host_table:
                     yield _table(sequence, state)
@@ -112,12 +95,12 @@ class Inspector:
         yield from self._state.running
         yield from self._state.waiting
 
-    def _block(self, question: BlockQuestion) -> BlockAnswer:
+    def _block(self, question: messages.BlockQuestion) -> messages.BlockAnswer:
         blocks, block = self._state.blocks, question.block
         on_device = question.tier == "device"
         pool, caches = (blocks.pool, blocks.caches) if on_device else (blocks.host.pool, blocks.host.caches)
         if not 0 <= block < pool.num_blocks:
-            return BlockAnswer(FREE, 0, [])
+            return messages.BlockAnswer(messages.FREE, 0, [])
         holders, held = [], None
         for sequence in chain.from_iterable(group.live for group in self._groups()):
             tables = [(0, sequence.table if on_device else sequence.host_table)]
@@ -126,10 +109,10 @@ class Inspector:
             for first_block, table in tables:
                 if block in table:
                     logical = first_block + table.index(block)
-                    holders.append(Holder(sequence.group.request.id, sequence.index, logical))
+                    holders.append(messages.Holder(sequence.group.request.id, sequence.index, logical))
                     held = held or sequence
         state = int(_states(pool, caches)[block])
-        answer = BlockAnswer(state, pool.count(block), holders)
+        answer = messages.BlockAnswer(state, pool.count(block), holders)
         if held is not None:
             first = holders[0].logical * blocks.block_size
             content = held.tokens[first : first + blocks.block_size]
@@ -138,12 +121,13 @@ class Inspector:
         for prefix in (cache.prefix(block) for cache in caches if block in cache):
             answer.digest = prefix.digest.hex()[KNOWN]
             if held is None:
-                answer.position = sum(1 for _ in _before(prefix)) * blocks.block_size
+                full = sum(isinstance(content, bytes) for content in _before(prefix))
+                answer.position = full * blocks.block_size
                 tokens = np.frombuffer(bytes(prefix.content), np.int32).tolist()  # type: ignore[arg-type]
                 self._tell(answer, tokens, _salt(prefix), question.tenant)
         return answer
 
-    def _tell(self, answer: BlockAnswer, tokens: list[int], salt: str | None, tenant: str) -> None:
+    def _tell(self, answer: messages.BlockAnswer, tokens: list[int], salt: str | None, tenant: str) -> None:
         """Give the tokens to whoever owns them, a digest to all; what has no salt is the operator's own."""
         if salt is None or salt.startswith(tenant):
             answer.tokens = tokens
@@ -152,8 +136,8 @@ class Inspector:
             answer.digest = xxhash.xxh3_128_hexdigest(self._secret + content)[KNOWN]
 
 
-def _table(sequence: Sequence, state: RequestState) -> Table:
-    return Table(
+def _table(sequence: Sequence, state: messages.RequestState) -> messages.Table:
+    return messages.Table(
         sequence.group.request.id,
         sequence.index,
         state,
@@ -167,31 +151,25 @@ def _table(sequence: Sequence, state: RequestState) -> Table:
 def _states(pool: BlockPool, caches: list[PrefixCache]) -> NDArray[np.uint8]:
     """Return the state of each block. Its lists are read as `memory.invariants` reads them."""
     active = np.array(pool._counts, np.int32) > 0
-    states = np.full(pool.num_blocks, IN_TRANSFER, np.uint8)
-    states[np.array(pool._free, np.intp)] = FREE
-    states[np.frombuffer(pool._evictable, np.bool_)] = CACHED
-    states[active] = ACTIVE
+    states = np.full(pool.num_blocks, messages.IN_TRANSFER, np.uint8)
+    states[np.array(pool._free, np.intp)] = messages.FREE
+    states[np.frombuffer(pool._evictable, np.bool_)] = messages.CACHED
+    states[active] = messages.ACTIVE
     computing = set().union(*(cache.computing for cache in caches))
-    for number, those in ((COMPUTING, computing), (PINNED, pool._resting)):
+    for number, those in ((messages.COMPUTING, computing), (messages.PINNED, pool._resting)):
         if those:
             states[np.fromiter(those, np.intp)] = number
     return states
 
 
-def _before(prefix: Prefix) -> Iterator[Prefix]:
-    """Yield the full blocks before that of `prefix`."""
+def _before(prefix: Prefix) -> Iterator[bytes | str]:
+    """Yield the content of the full blocks before that of `prefix`, and the salt where it comes in."""
     before = prefix.before
     while before is not None:
-        if isinstance(before.content, bytes):
-            yield before
+        yield before.content
         before = before.before
 
 
 def _salt(prefix: Prefix) -> str | None:
     """Return the salt of the tenant whose prefix this is; None if it is public."""
-    at: Prefix | None = prefix
-    while at is not None:
-        if isinstance(at.content, str):
-            return at.content
-        at = at.before
-    return None
+    return next((content for content in _before(prefix) if isinstance(content, str)), None)

@@ -11,6 +11,7 @@ import numpy as np
 from quire.engine.inspection.messages import (
     ACTIVE,
     CACHED,
+    COMPUTING,
     FREE,
     IN_TRANSFER,
     PINNED,
@@ -18,39 +19,19 @@ from quire.engine.inspection.messages import (
     PoolAnswer,
     Table,
 )
-from quire.engine.inspection.messages import (
-    COMPUTING as BEING_COMPUTED,
-)
-from quire.engine.memory.move_kinds import (
-    ALLOCATE,
-    COMPUTED,
-    COMPUTING,
-    DISCARD,
-    EVICT,
-    FORK,
-    HEADER,
-    HIT,
-    HOLD,
-    HOST,
-    KEEP,
-    KINDS,
-    NOBODY,
-    PIN,
-    RELEASE,
-    UNHOLD,
-)
+from quire.engine.memory import move_kinds as kinds
 
 KEPT, IS_COMPUTING, IS_PINNED = 1, 2, 4
 # Which flag of a block each kind sets or clears.
 _FLAGS = {
-    KEEP: (KEPT, True),
-    EVICT: (KEPT, False),
-    DISCARD: (KEPT, False),
-    COMPUTING: (IS_COMPUTING, True),
-    COMPUTED: (IS_COMPUTING, False),
-    PIN: (IS_PINNED, True),
+    kinds.KEEP: (KEPT, True),
+    kinds.EVICT: (KEPT, False),
+    kinds.DISCARD: (KEPT, False),
+    kinds.COMPUTING: (IS_COMPUTING, True),
+    kinds.COMPUTED: (IS_COMPUTING, False),
+    kinds.PIN: (IS_PINNED, True),
 }
-_NAMES = (ALLOCATE, HIT, FORK)
+_NAMES = (kinds.ALLOCATE, kinds.HIT, kinds.FORK)
 Name = tuple[int, int]  # of a sequence: its request, and its index there
 
 
@@ -69,9 +50,10 @@ def read_moves(numbers: bytes) -> Iterator[Moved]:
     read = array("q", numbers).tolist()
     at = 0
     while at < len(read):
-        head, count, request, index, logical = read[at : at + HEADER]
-        at += HEADER
-        yield Moved(head % KINDS, head - head % KINDS, request, index, logical, read[at : at + count])
+        head, count, request, index, logical = read[at : at + kinds.HEADER]
+        at += kinds.HEADER
+        kind = head % kinds.KINDS
+        yield Moved(kind, head - kind, request, index, logical, read[at : at + count])
         at += count
 
 
@@ -97,14 +79,14 @@ class Replay:
 
     def first_place(self, move: Moved) -> int:
         """Return where block 0 of the tier of `move` is."""
-        return self.num_blocks if move.place >= HOST else 0
+        return self.num_blocks if move.place >= kinds.HOST else 0
 
     def _move(self, move: Moved, *, forward: bool) -> None:
         kind, first = move.kind, self.first_place(move)
-        if kind in _NAMES or kind == RELEASE:
-            self._name(move, first, (kind != RELEASE) == forward)
-        elif kind in (HOLD, UNHOLD):
-            step = 1 if (kind == HOLD) == forward else -1
+        if kind in _NAMES or kind == kinds.RELEASE:
+            self._name(move, first, (kind != kinds.RELEASE) == forward)
+        elif kind in (kinds.HOLD, kinds.UNHOLD):
+            step = 1 if (kind == kinds.HOLD) == forward else -1
             for block in move.blocks:
                 self.holds[first + block] += step
         elif kind in _FLAGS:
@@ -120,7 +102,7 @@ class Replay:
         step = 1 if names else -1
         for block in move.blocks:
             self.counts[first + block] += step
-        if move.request == NOBODY:
+        if move.request == kinds.NOBODY:
             return
         name = move.request, move.index
         places = self.tables.setdefault(name, {})
@@ -140,7 +122,7 @@ class Replay:
     def state(self, place: int) -> int:
         flags = self.flags[place]
         if self.counts[place]:
-            return BEING_COMPUTED if flags & IS_COMPUTING else ACTIVE
+            return COMPUTING if flags & IS_COMPUTING else ACTIVE
         if self.holds[place]:
             return IN_TRANSFER
         return PINNED if flags & IS_PINNED else CACHED if flags & KEPT else FREE
@@ -156,6 +138,6 @@ class Replay:
         blocks: tuple[list[int], list[int]] = [], []
         for place in sorted(places):
             table = places[place]
-            blocks[place >= HOST].extend(table[logical] for logical in sorted(table))
+            blocks[place >= kinds.HOST].extend(table[logical] for logical in sorted(table))
         device, host = (np.array(each, np.int32).tobytes() for each in blocks)
         return Table(*name, "running" if device else "swapped", None, device, host, salt)

@@ -143,10 +143,7 @@ class HostTier:
         child.host_window_tables = [
             WindowTable(each.first, list(each.blocks)) for each in parent.host_window_tables
         ]
-        for each in child.host_window_tables:
-            for block in each.blocks:
-                self.pool.share(block)
-        for block in child.host_table:
+        for block in child.host_blocks:
             self.pool.share(block)
         self._note(FORK, child)
 

@@ -102,8 +102,7 @@ class BlockManager:
         if self.windows is not None:
             blocks, others = blocks[:count], blocks[count:]
             self.windows.grow(sequence, others, self.moves)
-        for logical, block in enumerate(blocks, len(table)):
-            self.moves.entries[row, logical] = block
+        self.moves.enter(row, len(table), blocks)
         self.ring.note(ALLOCATE, sequence, len(table), blocks)
         table += blocks
         self._rows.capacity[row] = len(table) * self.block_size
@@ -190,8 +189,8 @@ class BlockManager:
                 given_back.append(old)
         self._rows.capacity[child.row] = len(child.table) * self.block_size
         if given_back:
-            self._give_back(given_back)
-            self._undo_copy(child.row)
+            self.moves.release(given_back, self.pool, self.cache)
+            self.moves.undo_copy(child.row, self.pool)
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Return whether the block of `position` is this table's alone and not findable by others."""
@@ -216,8 +215,7 @@ class BlockManager:
             return
         destination = self.pool.allocate()
         self._copy(sequence.row, source, destination)
-        self.pool.release(source)
-        self._forget_computing([source])
+        self.moves.release([source], self.pool, self.cache)
         self.ring.note_one(RELEASE, sequence, logical, source)
         self.ring.note_one(ALLOCATE, sequence, logical, destination)
         sequence.table[logical] = destination
@@ -236,11 +234,11 @@ class BlockManager:
         """Give every block back."""
         table, sequence.table = sequence.table, []
         self.ring.note(RELEASE, sequence, 0, table)
-        self._give_back(table)
+        self.moves.release(table, self.pool, self.cache)
         sequence.published = 0
         self._rows.capacity[sequence.row] = 0
-        self.moves.leave(sequence.row, len(table))
-        self._undo_copy(sequence.row)
+        self.moves.leave(sequence.row, 0, len(table))
+        self.moves.undo_copy(sequence.row, self.pool)
         if self.windows is not None:
             self.windows.free(sequence, self.moves)
 
@@ -256,20 +254,9 @@ class BlockManager:
             position = min(position, group.num_prompt // self.block_size * self.block_size)
         return self.windows.give_back_behind(sequence, position, self.moves)
 
-    def _give_back(self, blocks: list[int]) -> None:
-        """Release `blocks`, last first: of those that are cached, children are evicted before parents."""
-        self.pool.release(*reversed(blocks))
-        self._forget_computing(blocks)
-
-    def _undo_copy(self, row: int) -> None:
-        copy = self.moves.copies.pop(row, None)
-        if copy is not None:
-            self.pool.unhold(copy[0])
-
     def _tell(self, sequence: Sequence) -> None:
         """Send the device the whole table of `sequence`."""
-        for logical, block in enumerate(sequence.table):
-            self.moves.entries[sequence.row, logical] = block
+        self.moves.enter(sequence.row, 0, sequence.table)
         self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
         if self.windows is not None:
             self.windows.tell(sequence, self.moves)
@@ -384,13 +371,6 @@ class BlockManager:
     def is_written(self, group: SequenceGroup) -> bool:
         """Return whether the blocks of `group` hold what they should before the next plan's step is done."""
         return self.moves.written.isdisjoint(chain(*(sequence.blocks for sequence in group.live)))
-
-    def _forget_computing(self, blocks: list[int]) -> None:
-        """Forget those of `blocks` that are computing and that no table names any more."""
-        for block in self.cache.computing.intersection(blocks):
-            if not self.pool.count(block):
-                self.cache.forget(block)
-                self.moves.written.discard(block)
 
     def publish(self, filled: Iterable[tuple[Sequence, int]]) -> None:
         """Make the first blocks of each sequence, so many that are full and written, findable for good.

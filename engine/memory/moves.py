@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+
+from quire.engine.memory.pool import BlockPool
+from quire.engine.memory.prefix_cache import PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,32 @@ class Moves(msgspec.Struct):
     written: set[int] = set()  # blocks that the step fills with prompts
     spills: list[Transfer] = []  # swapped out too; the device's copy stays cached
 
-    def leave(self, row: int, num_blocks: int) -> None:
-        """Drop the entries of the table of `row`, which has so many blocks."""
-        for logical in range(num_blocks if self.entries else 0):
+    def enter(self, row: int, first: int, blocks: Sequence[int]) -> None:
+        """Have the table of `row` name `blocks` from logical block `first` on."""
+        for logical, block in enumerate(blocks, first):
+            self.entries[row, logical] = block
+
+    def leave(self, row: int, first: int, end: int) -> None:
+        """Drop the entries first..end-1 of the table of `row`."""
+        for logical in range(first, end if self.entries else first):
             self.entries.pop((row, logical), None)
+
+    def undo_copy(self, row: int, pool: BlockPool) -> None:
+        """Make no copy for the table of `row`."""
+        copy = self.copies.pop(row, None)
+        if copy is not None:
+            pool.unhold(copy[0])
+
+    def release(self, blocks: Sequence[int], pool: BlockPool, cache: PrefixCache) -> None:
+        """Give a table's `blocks` back, last first: of those cached, children are evicted before parents.
+
+        Those that are computing, and that no table names any more, are forgotten.
+        """
+        pool.release(*reversed(blocks))
+        for block in cache.computing.intersection(blocks):
+            if not pool.count(block):
+                cache.forget(block)
+                self.written.discard(block)
 
     @property
     def transfers(self) -> list[Transfer]:

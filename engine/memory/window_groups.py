@@ -81,17 +81,14 @@ class WindowGroups:
         for at, (group, row, table) in enumerate(self._tables(sequence)):
             own = blocks[at * count : (at + 1) * count]
             self._ring.note(ALLOCATE + group.mark, sequence, table.end, own)
-            for logical, block in enumerate(own, table.end):
-                moves.entries[row, logical] = block
+            moves.enter(row, table.end, own)
             table.blocks += own
 
     def fork(self, parent: TokenSequence, child: TokenSequence, end: int, moves: Moves) -> None:
         """Have `child` share the blocks that `parent` has before logical block `end`, and no others."""
         self._begin(child)
         self._begin(parent)
-        theirs = iter(parent.window_tables)
-        for group, _, own in self._tables(child):
-            table = next(theirs)
+        for (group, _, own), table in zip(self._tables(child), parent.window_tables, strict=True):
             blocks = table.blocks[: max(0, end - table.first)]
             self._replace(group, child, own, table.first, blocks, moves)
         self._note_given_back(child)
@@ -102,9 +99,7 @@ class WindowGroups:
         self._begin(child)
         self._begin(parent)
         copies, shares = 0, False
-        theirs = iter(parent.window_tables)
-        for group, row, own in self._tables(child):
-            table = next(theirs)
+        for (group, row, own), table in zip(self._tables(child), parent.window_tables, strict=True):
             blocks = list(table.blocks)
             kept = begun and own.first <= logical < own.end and self._is_own(group, own.block(logical))
             copied = kept and not self._pool.is_held(own.block(logical))
@@ -147,8 +142,8 @@ class WindowGroups:
             moves.entries.pop((row, logical), None)
             given_back.append(old)
         if given_back:
-            self._release(group, given_back, moves)
-            self._undo_copy(row, moves)
+            moves.release(given_back, self._pool, group.cache)
+            moves.undo_copy(row, self._pool)
 
     def _is_own(self, group: WindowGroup, block: int) -> bool:
         return self._pool.count(block) == 1 and block not in group.cache
@@ -167,7 +162,7 @@ class WindowGroups:
             if not self._is_own(group, source):
                 destination = self._pool.allocate()
                 self._copy(group, row, source, destination, moves)
-                self._release(group, [source], moves)
+                moves.release([source], self._pool, group.cache)
                 self._ring.note_one(RELEASE + group.mark, sequence, logical, source)
                 self._ring.note_one(ALLOCATE + group.mark, sequence, logical, destination)
                 table.blocks[logical - table.first] = destination
@@ -180,11 +175,6 @@ class WindowGroups:
         self._pool.hold(source)
         self._ring.mark_pair(COPY + group.mark, destination, source)
         moves.copies[row] = source, destination
-
-    def _undo_copy(self, row: int, moves: Moves) -> None:
-        copy = moves.copies.pop(row, None)
-        if copy is not None:
-            self._pool.unhold(copy[0])
 
     # -- giving back -----------------------------------------------------------------------------------
 
@@ -200,11 +190,10 @@ class WindowGroups:
                 continue
             behind = table.blocks[:count]
             del table.blocks[:count]
-            for logical in range(table.first, table.first + count if moves.entries else table.first):
-                moves.entries.pop((row, logical), None)
+            moves.leave(row, table.first, table.first + count)
             self._ring.note(RELEASE + group.mark, sequence, table.first, behind)
             table.first += count
-            self._release(group, behind, moves)
+            moves.release(behind, self._pool, group.cache)
             total += count
         if total:
             self._note_given_back(sequence)
@@ -222,28 +211,18 @@ class WindowGroups:
     def tell(self, sequence: TokenSequence, moves: Moves) -> None:
         """Send the device the whole tables of `sequence`."""
         for _, row, table in self._tables(sequence):
-            for logical, block in enumerate(table.blocks, table.first):
-                moves.entries[row, logical] = block
+            moves.enter(row, table.first, table.blocks)
         self._note_given_back(sequence)
 
     def free(self, sequence: TokenSequence, moves: Moves) -> None:
         """Give every block back."""
         for group, row, table in self._tables(sequence):
             self._ring.note(RELEASE + group.mark, sequence, table.first, table.blocks)
-            self._release(group, table.blocks, moves)
-            for logical in range(table.first, table.end if moves.entries else table.first):
-                moves.entries.pop((row, logical), None)
-            self._undo_copy(row, moves)
+            moves.release(table.blocks, self._pool, group.cache)
+            moves.leave(row, table.first, table.end)
+            moves.undo_copy(row, self._pool)
         sequence.window_tables = []
         self._rows.given_back[sequence.row] = 0
-
-    def _release(self, group: WindowGroup, blocks: list[int], moves: Moves) -> None:
-        """Release `blocks`, last first; forget those that are computing and that no table names any more."""
-        self._pool.release(*reversed(blocks))
-        for block in group.cache.computing.intersection(blocks):
-            if not self._pool.count(block):
-                group.cache.forget(block)
-                moves.written.discard(block)
 
     # -- content ---------------------------------------------------------------------------------------
 
@@ -321,7 +300,3 @@ class WindowGroups:
                     self._ring.note_one(FORK + group.mark, sequence, logical, found)
                     table.blocks[logical - table.first] = found
                     moves.entries[row, logical] = found
-
-    def cache_of(self, block: int) -> PrefixCache | None:
-        """Return the group's cache in which `block` is findable, if it is in any."""
-        return next((cache for cache in self.caches if block in cache), None)

@@ -8,7 +8,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.pre_norm import GatedMLP, PreNormLayer, run_layers
 from quire.engine.models.rope import rope_table
-from quire.engine.models.vocabulary import all_logits, embed_part
+from quire.engine.models.vocabulary import embed_part
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
@@ -70,10 +70,6 @@ class Decoder:
         return run_layers(
             self.layers, self.final_norm, self.config.norm_eps, embedded, batch, cache, plans, norm
         )
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Compute hidden [S, H] -> [S, V]."""
-        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
 
     def part_logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""

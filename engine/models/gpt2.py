@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.plain_block import Block
-from quire.engine.models.vocabulary import all_logits, embed
+from quire.engine.models.vocabulary import embed
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
@@ -64,10 +64,6 @@ class GPT2:
         for layer, layer_cache, plan, newest in zip(self.layers, cache, plans, newest_by_layer, strict=True):
             x = layer.pre_norm(x, batch, layer_cache, plan.run, newest)
         return self.final_norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Compute hidden [S, H] -> [S, V]."""
-        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
 
     def part_logits(self, hidden: Tensor) -> Tensor:
         """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""

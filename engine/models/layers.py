@@ -6,6 +6,7 @@ Plain objects over plain tensors: at one token a step is bound by how fast Pytho
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -24,15 +25,13 @@ from quire.kernels.shapes import LayerShape, StepShape
 Plan = TypeVar("Plan")
 
 
+@dataclass(slots=True, eq=False)
 class LayerNorm:
     """weight and bias [H], or None: x [T, H] -> [T, H]."""
 
-    __slots__ = ("bias", "eps", "weight")
-
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.eps = eps
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)

@@ -79,9 +79,19 @@ def load_model(
     """
     report = on_progress or (lambda done, total: None)
     if config.implementation == "transformers":
+        from quire.engine.models.general.model import load_general  # transformers takes seconds to import
+
         _check_positions(config, max_model_len)
-        dummy_seed = seed if load_format == "dummy" else None
-        return _load_general(folder, config, backend, device, dtype, max_model_len, dummy_seed, ranks)
+        return load_general(
+            Path(folder),
+            config,
+            backend,
+            device=torch.device(device),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            dummy_seed=seed if load_format == "dummy" else None,
+            ranks=ranks,
+        )
     weights = Weights(torch.device(device), dtype, ranks)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
@@ -96,31 +106,6 @@ def load_model(
             _load(Path(folder), model, weights, report)
     report(total, total)
     return model, total
-
-
-def _load_general(
-    folder: str | Path,
-    config: ModelConfig,
-    backend: Backend,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    max_model_len: int,
-    dummy_seed: int | None,
-    ranks: Ranks | None,
-) -> tuple[Model, int]:
-    from quire.engine.models.general.model import load_general  # transformers takes seconds to import
-
-    place = torch.device(device)
-    return load_general(
-        Path(folder),
-        config,
-        backend,
-        device=place,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        dummy_seed=dummy_seed,
-        ranks=ranks,
-    )
 
 
 def _load(

@@ -10,15 +10,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.arrays import Int32, empty_int32
+from quire.engine.arrays import Int32
 from quire.engine.memory.moves import Moves
-from quire.engine.schedule.plan import PromptLogprobs, RowStart, StepHandle, StepPlan
+from quire.engine.schedule.plan import (
+    NO_MASKS,
+    NO_PAIRS,
+    NOTHING,
+    PromptLogprobs,
+    RowStart,
+    StepHandle,
+    StepPlan,
+)
 from quire.engine.sequences.rows import Index, Rows, Samples
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
-
-NOTHING = empty_int32()
-NO_PAIRS: Int32 = NOTHING.reshape(0, 2)
-NO_MASKS: Int32 = NOTHING.reshape(0, 0)
 
 Filled = list[tuple[Sequence, int]]
 """Sequences, and how many full blocks each has."""

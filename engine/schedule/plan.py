@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
-from quire.engine.arrays import Int32, Logprobs, Vectors, empty_int32, empty_pairs
+from quire.engine.arrays import Int32, Logprobs, Vectors, empty_int32
 from quire.engine.messages import SamplingParams
 
 NOT_FINITE = -1  # instead of a token
+NOTHING = empty_int32()
+NO_PAIRS: Int32 = NOTHING.reshape(0, 2)
+NO_MASKS: Int32 = NOTHING.reshape(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +56,22 @@ class StepPlan(msgspec.Struct, frozen=True):
     context_lens: Int32  # [R] tokens in the cache once this step is done
     prefill_tokens: Int32  # [T - num_decodes]
     starts: tuple[RowStart, ...] = ()
-    # [G] rows that decode on from a token which the host knows better than the device
-    override_rows: Int32 = msgspec.field(default_factory=empty_int32)
-    override_tokens: Int32 = msgspec.field(default_factory=empty_int32)  # [G]
+    override_rows: Int32 = NOTHING  # [G] rows that decode on from a token of which the host knows better
+    override_tokens: Int32 = NOTHING  # [G]
     # [K] block_table[table_rows, table_columns] = table_blocks, before the forward
-    table_rows: Int32 = msgspec.field(default_factory=empty_int32)
-    table_columns: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
-    table_blocks: Int32 = msgspec.field(default_factory=empty_int32)  # [K]
-    # [C, 2] (source, destination) blocks, before the forward
-    copies: Int32 = msgspec.field(default_factory=empty_pairs)
-    # [., 2] (device, host) blocks; reads what all earlier steps wrote
-    swap_out: Int32 = msgspec.field(default_factory=empty_pairs)
-    # [., 2] (host, device) blocks; both may take longer than the step
-    swap_in: Int32 = msgspec.field(default_factory=empty_pairs)
-    # [S] device row that each sampled token belongs to
-    sample_rows: Int32 = msgspec.field(default_factory=empty_int32)
+    table_rows: Int32 = NOTHING
+    table_columns: Int32 = NOTHING  # [K]
+    table_blocks: Int32 = NOTHING  # [K]
+    copies: Int32 = NO_PAIRS  # [C, 2] (source, destination) blocks, before the forward
+    swap_out: Int32 = NO_PAIRS  # [., 2] (device, host) blocks; reads what all earlier steps wrote
+    swap_in: Int32 = NO_PAIRS  # [., 2] (host, device) blocks; both may take longer than the step
+    sample_rows: Int32 = NOTHING  # [S] device row that each sampled token belongs to
     # [S] index in 0..T-1 of the token whose logits it is drawn from, its row's newest
-    sample_tokens: Int32 = msgspec.field(default_factory=empty_int32)
-    # [S] position that the sampled token takes in its sequence
-    sample_positions: Int32 = msgspec.field(default_factory=empty_int32)
+    sample_tokens: Int32 = NOTHING
+    sample_positions: Int32 = NOTHING  # [S] position that the sampled token takes in its sequence
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    # [M] which of the S samples have a mask
-    masked_samples: Int32 = msgspec.field(default_factory=empty_int32)
-    # [M, ceil(V / 32)], see Constraint
-    masks: Int32 = msgspec.field(default_factory=lambda: np.empty((0, 0), np.int32))
+    masked_samples: Int32 = NOTHING  # [M] which of the S samples have a mask
+    masks: Int32 = NO_MASKS  # [M, ceil(V / 32)], see Constraint
 
     @property
     def num_tokens(self) -> int:

@@ -14,10 +14,19 @@ import numpy as np
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.prefix_cache import Found
-from quire.engine.messages import Output, Request, StepOutputs
+from quire.engine.messages import Request, StepOutputs
 from quire.engine.schedule import lifecycle
-from quire.engine.schedule.commit import commit, finish_transfers, resume_masked
+from quire.engine.schedule.commit import commit
 from quire.engine.schedule.draft import Prefill, StepDraft
+from quire.engine.schedule.finding import (
+    attach,
+    begin_later,
+    blocks_to_come,
+    blocks_to_find,
+    blocks_to_resume,
+    find,
+    is_whole,
+)
 from quire.engine.schedule.notes import note_admission, note_stalled, note_wait
 from quire.engine.schedule.plan import StepPlan, StepResult
 from quire.engine.schedule.preemption import Grant, Preemption, PreemptionPolicy
@@ -73,17 +82,6 @@ class Scheduler:
     def commit(self, result: StepResult) -> StepOutputs:
         """Book what the oldest step in flight gave."""
         return commit(self.state, result)
-
-    def finish_transfers(self) -> None:
-        """Book the transfers of the oldest committed step that has any, which are done."""
-        finish_transfers(self.state)
-
-    def resume_masked(self, seconds: float | None) -> list[Output]:
-        """Have constrained sequences decode on whose masks are found by now; return what ends instead.
-
-        Waits until the first mask has taken `seconds` to find; None: until it is there.
-        """
-        return resume_masked(self.state, seconds)
 
     # -- one step -----------------------------------------------------------------------------------
 
@@ -207,7 +205,7 @@ class Scheduler:
             sequence = group.prefill_queue[0]
             row = sequence.row
             if not sequence.table:
-                self._find_start(sequence)
+                begin_later(self.state, sequence)
             # Were all tokens found, the last one is computed all the same, for its logits.
             start = min(int(rows.context[row]), sequence.num_tokens - 1)
             end = min(sequence.num_tokens, start + draft.budget)
@@ -259,7 +257,7 @@ class Scheduler:
         """Let waiting groups in, strictly in order: those that were preempted come before all new ones."""
         state = self.state
         available = self.blocks.pool.num_available
-        available -= sum(self._blocks_to_come(group) for group in prefilling)
+        available -= sum(blocks_to_come(state, group) for group in prefilling)
         while draft.budget:
             group = next((each for each in state.waiting if only is None or each in only), None)
             if group is None:
@@ -274,7 +272,7 @@ class Scheduler:
                 return
             if group.swapped:
                 away = {block for sequence in group.live for block in sequence.host_blocks}
-                needed = max(self._blocks_to_resume(group), len(away))
+                needed = max(blocks_to_resume(state, group), len(away))
                 # A group that comes back and is preempted again has moved its blocks for nothing: leave a
                 # block for each sequence that runs.
                 spare = max(spare, self.rows.num_used) if state.running else 0
@@ -286,11 +284,11 @@ class Scheduler:
                 if spare >= available:
                     note_wait(self.state, "blocks")
                     return
-                found = self._find(group.in_cache[0])
-                needed = self._blocks_to_find(group, found)
-                if needed + spare > available and self._is_whole(group.in_cache[0], found):
+                found = find(state, group.in_cache[0])
+                needed = blocks_to_find(state, group, found)
+                if needed + spare > available and is_whole(state, group.in_cache[0], found):
                     found = found.first(len(found) - 1)  # no room for a copy of the last block
-                    needed = self._blocks_to_find(group, found)
+                    needed = blocks_to_find(state, group, found)
                 if needed + spare > available:
                     note_wait(self.state, "blocks", needed)
                     return
@@ -302,7 +300,7 @@ class Scheduler:
         """Start a waiting group with blocks that were found for it."""
         lifecycle.start(self.state, group, draft)
         first = group.in_cache[0]
-        self._attach(first, found)
+        attach(self.state, first, found)
         if found.num_to_bring:
             draft.loaded.append((first, len(found)))
             draft.await_blocks(group)
@@ -331,68 +329,3 @@ class Scheduler:
             draft.loaded.append((sequence, int(self.rows.context[sequence.row]) // self.blocks.block_size))
             lifecycle.expect_write(self.state, sequence)
         draft.await_blocks(group)
-
-    def _find(self, sequence: Sequence) -> Found:
-        """Return findable blocks, up to where prompt logprobs are still wanted: they need not be computed.
-
-        Were all tokens found, the last one is computed in a copy of its block. Copies are made before a step
-        writes, so a block that is still computing cannot be copied.
-        """
-        group = sequence.group
-        found = self.blocks.match(sequence)
-        if self._is_whole(sequence, found) and self.blocks.is_computing(found):
-            found = found.first(len(found) - 1)
-        if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
-            most = (group.prompt_logprobs_asked - 1) // self.blocks.block_size
-            return self.blocks.first_of(sequence, found, most)
-        return self.blocks.with_tail(sequence, found)
-
-    def _find_start(self, sequence: Sequence) -> None:
-        """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
-        first = sequence.group.in_cache[0]
-        most = (sequence.num_tokens - 1) // self.blocks.block_size
-        found = self._find(sequence)
-        found = self.blocks.first_on_device(sequence, found, most)
-        shared = min(sequence.group.num_prompt // self.blocks.block_size, most)
-        if first is not sequence and shared > len(found) and self.blocks.reaches(first, shared):
-            self.blocks.fork(first, sequence, shared)
-            self.rows.context[sequence.row] = shared * self.blocks.block_size
-        else:
-            self._attach(sequence, found)
-
-    def _attach(self, sequence: Sequence, found: Found) -> None:
-        self.blocks.attach(sequence, found)
-        self.rows.context[sequence.row] = found.num_tokens(self.blocks.block_size)
-
-    # -- how many blocks a group is going to need -----------------------------------------------------
-
-    def _blocks_to_resume(self, group: SequenceGroup) -> int:
-        """Return how many blocks a waiting group names until all its sequences have taken a decode step."""
-        shared = group.num_prompt // self.blocks.block_size
-        most = group.num_prompt + group.request.params.max_tokens - 1
-        needed = shared + sum(
-            self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence in group.live
-        )
-        if self.blocks.windows is not None:
-            window_blocks = self.state.capacity.window_blocks
-            needed += sum(window_blocks(min(sequence.num_tokens + 1, most)) for sequence in group.live)
-        return needed
-
-    def _is_whole(self, sequence: Sequence, found: Found) -> bool:
-        return len(found) * self.blocks.block_size == sequence.num_tokens
-
-    def _blocks_to_find(self, group: SequenceGroup, found: Found) -> int:
-        """Return how many of `_blocks_to_resume` must come from those available when `found` are shared.
-
-        One more when the tokens are found whole: the last one is computed in a copy of its block.
-        """
-        on_device = found.on_device if found.windows else found.device
-        kept = len(on_device) - self.blocks.pool.num_evictable(on_device)
-        return self._blocks_to_resume(group) - kept + self._is_whole(group.in_cache[0], found)
-
-    def _blocks_to_come(self, group: SequenceGroup) -> int:
-        """Return the blocks that a running group was admitted with and has not taken yet."""
-        if not group.prefill_queue:
-            return 0
-        held = {block for sequence in group.live for block in sequence.blocks}
-        return max(0, self._blocks_to_resume(group) - len(held))

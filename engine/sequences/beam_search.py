@@ -8,7 +8,7 @@ equal, in fp32 arithmetic of the same order.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -52,6 +52,7 @@ class _Finished:
     length: int
 
 
+@dataclass(eq=False, repr=False)
 class BeamSearch:
     """The search over one prompt. Call `advance` with the candidates of each step until `done`.
 
@@ -61,38 +62,33 @@ class BeamSearch:
     generated no stop token is chosen. Raises ValueError for values that make no search.
     """
 
-    def __init__(
-        self,
-        width: int,
-        num_return: int,
-        max_tokens: int,
-        stop_tokens: frozenset[int],
-        length_penalty: float = 1.0,
-        early_stopping: EarlyStopping = False,
-        min_tokens: int = 0,
-    ) -> None:
+    width: int
+    num_return: int
+    max_tokens: int
+    stop_tokens: frozenset[int]
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    min_tokens: int = 0
+    done: bool = field(default=False, init=False)
+    # Of each live beam, the cumulative log-probability: a float32.
+    _totals: list[float] = field(default_factory=lambda: [0.0], init=False)
+    # Tokens are read back along the parents, once, at the end.
+    _steps: list[BeamStep] = field(default_factory=list, init=False)
+    _finished: list[_Finished] = field(default_factory=list, init=False)  # best first, at most width
+
+    def __post_init__(self) -> None:
+        width, num_return, penalty = self.width, self.num_return, self.length_penalty
         if not 1 <= num_return <= width:
             raise ValueError(f"num_return must be between 1 and the beam width {width}, got {num_return}")
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        if not abs(length_penalty) <= MAX_LENGTH_PENALTY:  # also false for NaN
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not abs(penalty) <= MAX_LENGTH_PENALTY:  # also false for NaN
             raise ValueError(
                 f"length_penalty must be between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}, "
-                f"got {length_penalty}"
+                f"got {penalty}"
             )
-        if not (isinstance(early_stopping, bool) or early_stopping == "never"):
-            raise ValueError(f'early_stopping must be true, false or "never", got {early_stopping!r}')
-        self.width = width
-        self.num_return = num_return
-        self.max_tokens = max_tokens
-        self.stop_tokens = stop_tokens
-        self.length_penalty = length_penalty
-        self.early_stopping = early_stopping
-        self.min_tokens = min_tokens
-        self.done = False
-        self._totals = [0.0]  # of each live beam, the cumulative log-probability: a float32
-        self._steps: list[BeamStep] = []  # tokens are read back along the parents, once, at the end
-        self._finished: list[_Finished] = []  # best first, at most width
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise ValueError(f'early_stopping must be true, false or "never", got {self.early_stopping!r}')
 
     @property
     def candidates_per_beam(self) -> int:

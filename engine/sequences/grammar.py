@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _WORD = 32  # tokens in a word of a mask
 _MAX_ERROR = 400  # characters
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Constraint:
     """One sequence's place in its grammar, and which tokens may come next.
 
@@ -36,13 +38,10 @@ class Constraint:
     follow, that is only the tokens that end a text.
     """
 
-    __slots__ = ("_finder", "_mask", "_matcher", "_search")
-
-    def __init__(self, matcher: LLMatcher, finder: MaskFinder, mask: Int32) -> None:
-        self._matcher = matcher
-        self._finder = finder
-        self._mask = mask
-        self._search: Search | None = None  # what finds the mask, while it may still do
+    _matcher: LLMatcher
+    _finder: MaskFinder
+    _mask: Int32
+    _search: Search | None = None  # what finds the mask, while it may still do
 
     def fork(self) -> Constraint:
         """Return the same place, for another sequence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import InitVar, dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -23,47 +24,30 @@ NO_LOGPROBS = Logprobs(
 )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """A prompt and the tokens that were generated after it, as far as the host knows them."""
 
-    __slots__ = (
-        "_own",
-        "_row_tokens",
-        "constraint",
-        "finish_reason",
-        "group",
-        "host_published",
-        "host_table",
-        "host_window_tables",
-        "index",
-        "num_found",
-        "prefixes",
-        "published",
-        "row",
-        "salt",
-        "saved_context",
-        "table",
-        "window_tables",
-    )
+    group: SequenceGroup
+    index: int
+    table: BlockTable = field(default_factory=list)
+    window_tables: list[WindowTable] = field(default_factory=list)  # of cache groups after the first, if any
+    prefixes: list[Prefix] = field(default_factory=list)  # of the full blocks of `tokens`, as far as needed
+    published: int = 0  # blocks of `table` that are findable, or were found
+    num_found: int = sys.maxsize  # first blocks that were published when it began, or began again
+    host_table: BlockTable = field(default_factory=list)  # that hold what `table` named, while swapped out
+    host_window_tables: list[WindowTable] = field(default_factory=list)  # likewise, of `window_tables`
+    host_published: int = 0  # how many of them hold findable content
+    saved_context: int = 0  # tokens that they hold
+    row: int = NO_ROW  # device row while the group runs
+    finish_reason: FinishReason | None = None
+    constraint: Constraint | None = None  # what all tokens that are known allow next
+    salt: str = field(init=False)
+    _own: Int32 = field(init=False)  # its tokens while it is in no row: replaced, and never written to
+    _row_tokens: RowTokens | None = None  # which hold them while it is in one
 
-    def __init__(self, group: SequenceGroup, index: int) -> None:
-        self.group = group
-        self.index = index
-        self._own = group.prompt  # its tokens while it is in no row: replaced, and never written to
-        self._row_tokens: RowTokens | None = None  # which hold them while it is in one
-        self.salt = group.request.cache_salt
-        self.table: BlockTable = []
-        self.window_tables: list[WindowTable] = []  # of each cache group after the first, if it has blocks
-        self.prefixes: list[Prefix] = []  # of the full blocks of `tokens`, as far as they were needed
-        self.published = 0  # blocks of `table` that are findable, or were found
-        self.num_found = sys.maxsize  # first blocks that were published when it began, or began again
-        self.host_table: BlockTable = []  # host blocks that hold what `table` named, while swapped out
-        self.host_window_tables: list[WindowTable] = []  # likewise, of `window_tables`
-        self.host_published = 0  # how many of them hold findable content
-        self.saved_context = 0  # tokens that they hold
-        self.row = NO_ROW  # device row while the group runs
-        self.finish_reason: FinishReason | None = None
-        self.constraint: Constraint | None = None  # what all tokens that are known allow next
+    def __post_init__(self) -> None:
+        self.salt, self._own = self.group.request.cache_salt, self.group.prompt
 
     @property
     def blocks(self) -> BlockTable:
@@ -132,56 +116,39 @@ class Sequence:
         return self.constraint.mask
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class SequenceGroup:
     """The sequences of one request: admitted, preempted and resumed together (section 4.5)."""
 
-    __slots__ = (
-        "__weakref__",
-        "beams",
-        "cached_host_tokens",
-        "cached_tokens",
-        "first_output_due",
-        "forked",
-        "num_prompt",
-        "order",
-        "prefill_queue",
-        "prompt",
-        "prompt_logprobs",
-        "prompt_logprobs_asked",
-        "queue_seconds",
-        "request",
-        "sequences",
-        "stop_tokens",
-        "swapped",
-        "timeline",
-        "transferring",
-    )
+    request: Request
+    prompt: Int32  # [N]: the request's, as Capacity.check gives it
+    order: int  # of arrival: the smaller one is served first and preempted last
+    eos_token_ids: InitVar[tuple[int, ...]]
+    num_prompt: int = field(init=False)
+    stop_tokens: frozenset[int] = field(init=False)
+    sequences: list[Sequence] = field(init=False)
+    forked: bool = field(init=False)  # the prompt's blocks are shared out once it has been computed
+    beams: BeamGroup | None = None
+    prefill_queue: list[Sequence] = field(default_factory=list)  # running, but not whole in the cache yet
+    prompt_logprobs: list[TokenLogprob | None] | None = field(init=False)
+    prompt_logprobs_asked: int = 1  # prompt tokens before this one are collected or in flight
+    cached_tokens: int = 0  # of the prompt, found when it was first admitted
+    cached_host_tokens: int = 0  # of those, in host memory
+    swapped: bool = False  # what it had computed is in host memory, or on its way there
+    transferring: bool = False  # blocks are on their way, to or from host memory
+    queue_seconds: float | None = None
+    first_output_due: bool = True
+    timeline: Timeline = field(init=False)
 
-    def __init__(self, request: Request, prompt: Int32, order: int, eos_token_ids: tuple[int, ...]) -> None:
-        """prompt [N]: the request's, as Capacity.check gives it."""
-        self.request = request
-        self.order = order  # of arrival: the smaller one is served first and preempted last
-        self.num_prompt = len(request.prompt)
-        self.prompt = prompt
-        params = request.params
+    def __post_init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        params = self.request.params
+        self.num_prompt = len(self.request.prompt)
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_tokens = frozenset(eos) | frozenset(params.stop_token_ids)
         self.sequences = [Sequence(self, index) for index in range(params.num_sequences)]
-        # The prompt's blocks are shared out once it has been computed.
         self.forked = params.num_sequences == 1
-        self.beams: BeamGroup | None = None
-        self.prefill_queue: list[Sequence] = []  # running, but not in the cache as a whole yet
-        self.prompt_logprobs: list[TokenLogprob | None] | None = (
-            [None] if params.prompt_logprobs is not None else None
-        )
-        self.prompt_logprobs_asked = 1  # prompt tokens before this one are collected or in flight
-        self.cached_tokens = 0  # of the prompt, found when it was first admitted
-        self.cached_host_tokens = 0  # of those, in host memory
-        self.swapped = False  # what it had computed is in host memory, or on its way there
-        self.transferring = False  # blocks are on their way, to or from host memory
-        self.queue_seconds: float | None = None
-        self.first_output_due = True
-        self.timeline = Timeline(request.arrival)
+        self.prompt_logprobs = None if params.prompt_logprobs is None else [None]
+        self.timeline = Timeline(self.request.arrival)
 
     def end(self) -> None:
         """Let go of what names it, now that its last sequence has ended.

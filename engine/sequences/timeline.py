@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 from quire.engine.messages import FinishReason
@@ -13,43 +14,28 @@ MAX_PREEMPTIONS = 32  # that are told of, each; more are counted
 _OFTEN = frozenset({"decode", "masks"})  # which take turns with each token
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timeline:
     """Told of each change of a request's state, and of nothing while there is none."""
 
-    __slots__ = (
-        "_between",
-        "_count",
-        "_recomputing",
-        "_since",
-        "_steps",
-        "arrival",
-        "company",
-        "miss",
-        "name",
-        "num_preemptions",
-        "preemptions",
-        "queued_behind",
-        "spans",
-        "waited",
-        "waited_before",
-    )
+    arrival: float
+    name: SpanName = "queue"
+    spans: list[Span] = field(default_factory=list)
+    queued_behind: int = 0
+    waited_before: tuple[float, ...] = ()  # how long the queue had stood still when it came
+    waited: list[Waited] = field(default_factory=list)
+    miss: Miss | None = None
+    preemptions: list[Preemption] = field(default_factory=list)
+    num_preemptions: int = 0
+    company: Company = field(default_factory=Company)
+    _since: float = field(init=False)
+    _between: bool = False  # the state that is entered next has begun already
+    _count: int = 0  # tokens that the chunk computes
+    _recomputing: bool = False
+    _steps: Company | None = None  # all steps there were when it began to decode
 
-    def __init__(self, arrival: float) -> None:
-        self.arrival = arrival
-        self.name: SpanName = "queue"
-        self.spans: list[Span] = []
-        self.queued_behind = 0
-        self.waited_before: tuple[float, ...] = ()  # how long the queue had stood still when it came
-        self.waited: list[Waited] = []
-        self.miss: Miss | None = None
-        self.preemptions: list[Preemption] = []
-        self.num_preemptions = 0
-        self.company = Company()
-        self._since = arrival
-        self._between = False  # the state that is entered next has begun already
-        self._count = 0  # tokens that the chunk computes
-        self._recomputing = False
-        self._steps: Company | None = None  # all steps there were when it began to decode
+    def __post_init__(self) -> None:
+        self._since = self.arrival
 
     def enter(self, name: SpanName, now: float, count: int = 0) -> None:
         """Begin another state."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
+
+@dataclass(slots=True, eq=False)
 class WindowTable:
     """Blocks of the logical blocks `first` onwards; those before are given back, or were never needed."""
 
-    __slots__ = ("blocks", "first")
-
-    def __init__(self, first: int = 0, blocks: list[int] | None = None) -> None:
-        self.first = first
-        self.blocks = [] if blocks is None else blocks
+    first: int = 0
+    blocks: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:

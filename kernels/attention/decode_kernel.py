@@ -30,20 +30,10 @@ def _end_after_the_kernel_ahead() -> None:
 # Before kernels ahead have ended, see `kernels.launch`. Of the cache only tokens that it held before the
 # kernel just ahead began; q only BESIDE a prefill, which leaves it alone.
 READS_EARLY = frozenset(
-    [
-        "block_tables",
-        "rows",
-        "context_lens",
-        "order",
-        "cascade_of",
-        "shared_lens",
-        "rope",
-        "q_norm",
-        "k_norm",
-        "q",
-        "kv",
-        "kv_scales",
-    ]
+    (
+        *("block_tables", "rows", "context_lens", "order", "cascade_of", "shared_lens"),
+        *("rope", "q_norm", "k_norm", "q", "kv", "kv_scales"),
+    )
 )
 
 

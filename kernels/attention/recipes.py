@@ -61,14 +61,6 @@ class Attending:
         return plan_small_splits(step.decodes, cache.heads, triton.cdiv(step.longest_context, tile))
 
 
-def _has_kernels(case: Attending) -> bool:
-    return case.gpu.has_kernels
-
-
-def _is_newest(case: Attending) -> bool:
-    return case.step.newest is not None
-
-
 def _decodes_new(case: Attending) -> bool:
     """Tell whether one kernel can write K and V and attend."""
     layer, cache, step = case.layer, case.layer.cache, case.step
@@ -129,7 +121,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
     ),
     Recipe(
         "K and V, then attention of newest tokens",
-        lambda case: case.gpu.has_kernels and _is_newest(case),
+        lambda case: case.gpu.has_kernels and case.step.newest is not None,
         always,
         lambda case: partial(attend.attend_newest, decode_by=case.decode_by),
     ),
@@ -141,20 +133,30 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
     ),
     Recipe(
         "K and V, then attention of chunks and of decodes",
-        _has_kernels,
+        lambda case: case.gpu.has_kernels,
         always,
         lambda case: partial(attend.attend_mixed, decode_by=case.decode_by, prefill_by=case.prefill_by),
     ),
-    Recipe("torch, of newest tokens", _is_newest, always, lambda case: attend.attend_newest_reference),
+    Recipe(
+        "torch, of newest tokens",
+        lambda case: case.step.newest is not None,
+        always,
+        lambda case: attend.attend_newest_reference,
+    ),
     Recipe("torch", always, always, lambda case: attend.attend_reference),
 )
 LATENT: tuple[Recipe[Attending, Attend], ...] = (  # of layers whose caches are of latents
     Recipe(
         "latents, then attention of newest tokens to them",
-        lambda case: case.gpu.has_kernels and _is_newest(case),
+        lambda case: case.gpu.has_kernels and case.step.newest is not None,
         always,
         lambda case: latent.attend_newest_to_latents,
     ),
-    Recipe("latents, then attention to them", _has_kernels, always, lambda case: latent.attend_to_latents),
+    Recipe(
+        "latents, then attention to them",
+        lambda case: case.gpu.has_kernels,
+        always,
+        lambda case: latent.attend_to_latents,
+    ),
     *ATTEND[-2:],
 )

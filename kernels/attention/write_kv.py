@@ -45,32 +45,12 @@ def write_kv(
     if tokens == 0:
         return
     _qkv_to_cache_kernel[(tokens, triton.cdiv(heads, HEADS))](
-        qkv,
-        positions,
-        slots,
-        kv,
-        layer.rope,
-        layer.q_norm,
-        layer.k_norm,
-        qkv.stride(0),
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
-        kv.stride(3),
-        scales,
-        0 if scales is None else scales.stride(0),
-        dequantized,
-        layer.eps,
-        layer.num_heads,
-        cache.kv_heads,
-        cache.block_size,
-        head_dim // 2,
-        triton.next_power_of_2(head_dim // 2),
-        HEADS,
-        bool(cache.format.planes),
-        num_warps=4,
-        **dependent_launch(qkv.device),
-    )
+        qkv, positions, slots, kv, layer.rope, layer.q_norm, layer.k_norm,
+        qkv.stride(0), *kv.stride()[:4], scales, 0 if scales is None else scales.stride(0),
+        dequantized, layer.eps, layer.num_heads, cache.kv_heads, cache.block_size,
+        head_dim // 2, triton.next_power_of_2(head_dim // 2), HEADS, bool(cache.format.planes),
+        num_warps=4, **dependent_launch(qkv.device),
+    )  # fmt: skip
 
 
 def write_kv_reference(

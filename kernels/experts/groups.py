@@ -42,12 +42,6 @@ def group(index: Tensor, experts: int) -> Groups:
     return Groups(pairs, counts)
 
 
-def group_reference(index: Tensor, experts: int) -> Groups:
-    """Do the same as `group` in plain torch."""
-    flat = index.flatten()
-    return Groups(flat.argsort(stable=True).int(), flat.bincount(minlength=experts).int())
-
-
 @triton.jit(do_not_specialize=["size"])
 def _count_kernel(
     index_ptr: tl.tensor,

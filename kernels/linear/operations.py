@@ -27,7 +27,7 @@ from quire.kernels.linear.hopper_stream import (
 )
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.split_output import add_split_output
-from quire.kernels.pointwise.activation import silu_mul, silu_mul_reference
+from quire.kernels.pointwise.activation import gated_reference, silu_mul
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
 
@@ -152,7 +152,7 @@ def reference_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) ->
 
 
 def reference_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
-    return silu_mul_reference(reference_linear(hidden, norm, eps, layer))
+    return gated_reference(reference_linear(hidden, norm, eps, layer), "silu")
 
 
 def reference_add(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -67,14 +69,6 @@ def _prefers_skinny(case: Product) -> bool:
     return case.fused and (case.tokens > 1 or skinny.prefers_one(case.weight, case.tuning))
 
 
-def _takes_one(case: Product) -> bool:
-    return case.gpu.has_kernels and case.tokens == 1
-
-
-def _is_fused(case: Product) -> bool:
-    return case.fused
-
-
 def _streams(case: Product) -> bool:
     return hopper_stream.supports(case.gpu, case.dtype)
 
@@ -87,19 +81,26 @@ def _multiplies_many(case: Product) -> bool:
     return hopper_matmul.supports(case.gpu, case.dtype, case.weight)
 
 
+def _of_few(name: str, fused: Callable[..., Any], *, gated: bool = False) -> tuple[Recipe[Product, Any], ...]:
+    """Return the recipes of few tokens and of one, whose kernels do what is around a product, too."""
+    return (
+        Recipe(
+            name.format(product="skinny product", kernel="linear.skinny"),
+            lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=gated),
+            _prefers_skinny,
+            lambda case: partial(fused, by=linear_of_few),
+        ),
+        Recipe(
+            name.format(product="product of one token", kernel="linear.gemv"),
+            lambda case: case.gpu.has_kernels and case.tokens == 1,
+            lambda case: case.fused,
+            lambda case: partial(fused, by=linear_of_one),
+        ),
+    )
+
+
 PROJECT_IN: tuple[Recipe[Product, ProjectIn], ...] = (
-    Recipe(
-        "norm and skinny product (linear.skinny)",
-        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
-        _prefers_skinny,
-        lambda case: partial(operations.fused_linear, by=linear_of_few),
-    ),
-    Recipe(
-        "norm and product of one token (linear.gemv)",
-        _takes_one,
-        _is_fused,
-        lambda case: partial(operations.fused_linear, by=linear_of_one),
-    ),
+    *_of_few("norm and {product} ({kernel})", operations.fused_linear),
     Recipe(
         "product with weights asked for ahead (linear.hopper_stream)",
         _streams,
@@ -117,18 +118,7 @@ PROJECT_IN: tuple[Recipe[Product, ProjectIn], ...] = (
 )
 
 GATE: tuple[Recipe[Product, ProjectIn], ...] = (
-    Recipe(
-        "norm, skinny product and silu (linear.skinny)",
-        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=True),
-        _prefers_skinny,
-        lambda case: partial(operations.fused_gate, by=linear_of_few),
-    ),
-    Recipe(
-        "norm, product of one token and silu (linear.gemv)",
-        _takes_one,
-        _is_fused,
-        lambda case: partial(operations.fused_gate, by=linear_of_one),
-    ),
+    *_of_few("norm, {product} and silu ({kernel})", operations.fused_gate, gated=True),
     Recipe(
         "product with weights asked for ahead and silu (linear.hopper_stream)",
         _streams_unbiased,
@@ -152,18 +142,7 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
         always,
         lambda case: operations.merging_add,
     ),
-    Recipe(
-        "skinny product and sum (linear.skinny)",
-        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
-        _prefers_skinny,
-        lambda case: partial(operations.fused_add, by=linear_of_few),
-    ),
-    Recipe(
-        "product of one token and sum (linear.gemv)",
-        _takes_one,
-        _is_fused,
-        lambda case: partial(operations.fused_add, by=linear_of_one),
-    ),
+    *_of_few("{product} and sum ({kernel})", operations.fused_add),
     Recipe(
         "product of many tokens and sum (linear.hopper_matmul), then norm",
         _multiplies_many,
@@ -183,18 +162,7 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
 
 # Products of which every rank has a part: what follows is their sum over the ranks.
 PROJECT_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
-    Recipe(
-        "skinny product (linear.skinny), then sum over ranks and norm",
-        lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=False),
-        _prefers_skinny,
-        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_few),
-    ),
-    Recipe(
-        "product of one token (linear.gemv), then sum over ranks and norm",
-        _takes_one,
-        _is_fused,
-        lambda case: partial(operations.fused_add_over_ranks, by=linear_of_one),
-    ),
+    *_of_few("{product} ({kernel}), then sum over ranks and norm", operations.fused_add_over_ranks),
     Recipe(
         "product of many tokens (linear.hopper_matmul), then sum over ranks and norm",
         _multiplies_many,

@@ -24,43 +24,29 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """Compute silu(gate) * up [T, I] of gate_up [T, 2I]; the SiLU is rounded to the dtype first."""
-    tokens, width = gate_up.shape
-    out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
-    if tokens:
-        grid = (tokens, triton.cdiv(width // 2, BLOCK))
-        _silu_mul_kernel[grid](
-            gate_up, out, gate_up.stride(0), width // 2, BLOCK, num_warps=8, **dependent_launch(out.device)
-        )
-    return out
-
-
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Compute activation(gate) * up [T, I] of gate_up [T, 2I], as `silu_mul` does."""
-    if activation == "silu":
-        return silu_mul(gate_up)
+    """Compute activation(gate) * up [T, I] of gate_up [T, 2I]; the first is rounded to the dtype."""
     tokens, width = gate_up.shape
     out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
-        grid = (tokens, triton.cdiv(width // 2, BLOCK))
-        _gelu_mul_kernel[grid](
-            gate_up, out, gate_up.stride(0), width // 2, BLOCK, activation == "gelu_tanh",
-            num_warps=8, **dependent_launch(out.device),
-        )  # fmt: skip
+        grid, launch = (tokens, triton.cdiv(width // 2, BLOCK)), dependent_launch(out.device)
+        given = gate_up, out, gate_up.stride(0), width // 2, BLOCK
+        if activation == "silu":
+            _silu_mul_kernel[grid](*given, num_warps=8, **launch)
+        else:
+            _gelu_mul_kernel[grid](*given, activation == "gelu_tanh", num_warps=8, **launch)
     return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Compute silu(gate) * up [T, I] of gate_up [T, 2I], as `gated` does."""
+    return gated(gate_up, "silu")
 
 
 def gated_reference(gate_up: Tensor, activation: Activation) -> Tensor:
     """Do the same as `gated` in plain torch."""
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
-
-
-def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """Do the same as `silu_mul` in plain torch."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
 
 
 @triton.jit

@@ -49,20 +49,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: 
     block = triton.next_power_of_2(hidden)
     parts = len(x) if x.dim() == 3 else 0  # of few tokens, whom more warps serve sooner
     _rms_norm_kernel[(tokens,)](
-        x,
-        residual,
-        weight,
-        y,
-        x.stride(-2),
-        0 if residual is None else residual.stride(0),
-        eps,
-        x.stride(0),
-        hidden,
-        block,
-        parts,
-        num_warps=min(max(block // (128 if parts else 256), 1), 16),
-        **dependent_launch(x.device),
-    )
+        x, residual, weight, y, x.stride(-2), 0 if residual is None else residual.stride(0), eps,
+        x.stride(0), hidden, block, parts,
+        num_warps=min(max(block // (128 if parts else 256), 1), 16), **dependent_launch(x.device),
+    )  # fmt: skip
 
 
 # Before kernels ahead have ended, see `kernels.launch`.

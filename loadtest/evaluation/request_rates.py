@@ -30,7 +30,7 @@ RECORDED = {"ShareGPT, recorded": (Recipe(Recorded(), MOST), WORKLOADS["ShareGPT
 DOUBLINGS = 8
 # On the other servers: so many times those rates, but for whole batches, whose rates memory hardly changes.
 RATE_SCALES = {"OPT-13B": 1.0, "OPT-66B": 0.5, "OPT-175B": 2.0}
-SEARCH = Search(seconds=600.0, fewest=100, halvings=3)
+SEARCH = Search(seconds=300.0, fewest=60, halvings=3)
 # How sure a knee is: the same rate with other requests, and for an hour.
 CHECKED: tuple[Kind, ...] = ("paged", "oracle")
 SEEDS = (1, 2, 3)
@@ -143,7 +143,7 @@ def checks_table(setting: Setting, recipe: Recipe, outcomes: Mapping[Kind, Seque
     points = {}
     for kind, knee in knees.items():
         for seed, seconds in (*((seed, SEARCH.seconds) for seed in SEEDS), (SEEDS[0], HOUR)):
-            count = setting.count(round(knee * seconds))
+            count = max(SEARCH.fewest, round(knee * seconds))
             sessions = draw_sessions(dataclasses.replace(recipe, seed=seed, count=count))
             own = dataclasses.replace(setting, seed=seed)
             label = f"{NAMES[kind]}, requests of seed {seed}, {seconds / 60:g} minutes"

@@ -1,30 +1,30 @@
-"""What the registry's commands cost a Redis: its own time, its memory, and how long a caller waits."""
+"""What the registry's commands cost a Redis: its CPU time, its memory, and how long a caller waits."""
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import redis
 
 from quire.engine.config import RegistryConfig
 from quire.engine.hashing import Digest
 from quire.engine.registry.deployment import Deployment
 from quire.engine.registry.redis import LOOKUP, REPLICAS, Keys, Load, Registry
+from quire.loadtest.servers.redis_server import RedisServer
 from quire.service.router.directory import FIELDS
 
 BATCH = 512  # digests in a publication
 PROMPT = 512  # blocks of the prompt that is looked up
 PROBES = 10  # members that a bisection of so many asks for, where it does not end with the first
-ROUNDS = 20
+FEW, MANY = 16, 128  # replicas, between which costs grow by what each costs
+ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class RedisCosts:
-    """Microseconds are of Redis' one thread, as its own statistics count them; waits are a caller's."""
+    """Microseconds are CPU time of Redis' one thread, sockets and all; waits are a caller's."""
 
     publish_us: float  # that changes nothing
     change_us: float  # more for each digest that is added or removed
@@ -51,38 +51,41 @@ class RedisCosts:
         return self.lookup_us + replicas * self.listed_us
 
 
-def measure(client: redis.Redis, url: str, blocks: int) -> RedisCosts:
-    """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after."""
-    client.flushall()
-    fleet = _Fleet(client, url)
-    few, many = 16, 64
-    empty = _used(client)
-    fleet.join(few)
-    first = _timed(client, "eval", fleet.heartbeat)
-    changed = _timed(client, "eval", fleet.change)
-    nothing_few = _timed(client, "eval_ro", fleet.look_up)
-    listed_few = _timed(client, "eval_ro", fleet.list_replicas)
-    fleet.join(many - few)
-    replica_bytes = (_used(client) - empty) / many
-    nothing_many = _timed(client, "eval_ro", fleet.look_up)
-    listed_many = _timed(client, "eval_ro", fleet.list_replicas)
-    fleet.hold_the_prompt()
-    found_many = _timed(client, "eval_ro", fleet.look_up)
-    before = _used(client)
+def measure(server: RedisServer, blocks: int) -> RedisCosts:
+    """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after.
+
+    Its replicas have so many blocks each, at least BATCH. No two commands are about the same blocks: the
+    second would find them in the processor's caches.
+    """
+    fleet = _Fleet(server)
+    fleet.join(FEW)
     fleet.fill(blocks)
-    block_bytes = (_used(client) - before) / blocks
-    client.flushall()
-    replica_us = max(0.0, (nothing_many.us - nothing_few.us) / (many - few))
+    nothing_few = _timed(server, fleet.look_up)
+    listed_few = _timed(server, fleet.list_replicas)
+    before = server.used_bytes()
+    fleet.join(MANY - FEW)
+    joined = server.used_bytes()
+    fleet.fill(blocks)
+    filled = server.used_bytes()
+    nothing_many = _timed(server, fleet.look_up)
+    listed_many = _timed(server, fleet.list_replicas)
+    heartbeat = _timed(server, fleet.heartbeat)
+    changed = _timed(server, fleet.change)
+    fleet.hold_prompts()
+    found_many = _timed(server, fleet.look_up_held)
+    server.client.flushall()
+    fleet.leave()
+    replica_us = max(0.0, (nothing_many.us - nothing_few.us) / (MANY - FEW))
     return RedisCosts(
-        publish_us=first.us,
-        change_us=(changed.us - first.us) / (2 * BATCH),
-        lookup_us=max(0.0, nothing_few.us - few * replica_us),
+        publish_us=heartbeat.us,
+        change_us=max(0.0, changed.us - heartbeat.us) / (2 * BATCH),
+        lookup_us=max(0.0, nothing_few.us - FEW * replica_us),
         replica_us=replica_us,
-        probe_us=max(0.0, found_many.us - nothing_many.us) / (many * PROBES),
-        listed_us=max(0.0, listed_many.us - listed_few.us) / (many - few),
-        block_bytes=block_bytes,
-        replica_bytes=replica_bytes,
-        publish_wait_us=first.wait_us,
+        probe_us=max(0.0, found_many.us - nothing_many.us) / (MANY * PROBES),
+        listed_us=max(0.0, listed_many.us - listed_few.us) / (MANY - FEW),
+        block_bytes=(filled - joined) / ((MANY - FEW) * blocks),
+        replica_bytes=(joined - before) / (MANY - FEW),
+        publish_wait_us=heartbeat.wait_us,
         lookup_wait_us=nothing_few.wait_us,
     )
 
@@ -96,17 +99,19 @@ class _Timed:
 class _Fleet:
     """Replicas of one deployment, by the code with which a replica publishes."""
 
-    def __init__(self, client: redis.Redis, url: str) -> None:
-        self._client = client
-        self._url = url
+    def __init__(self, server: RedisServer) -> None:
+        self._client = server.client
+        self._url = f"{server.url}?socket_timeout=60"
         self._deployment = Deployment(
             model="m", revision="r", tokenizer="t", block_size=16, dtype="bfloat16", seed="s"
         )
         self._keys = Keys(self._deployment.fingerprint)
         self._replicas: list[Registry] = []
         self._seqs: list[int] = []
-        self._prompt = _digests(PROMPT)
-        self._changing: list[Digest] = []
+        self._oldest: list[list[Digest]] = []  # of each that has been filled
+        self._turns = itertools.count()
+        self._prompts = [_digests(PROMPT) for _ in range(ROUNDS + 1)]
+        self._held = iter(self._prompts)
 
     def join(self, count: int) -> None:
         for _ in range(count):
@@ -118,58 +123,73 @@ class _Fleet:
             self._seqs.append(0)
             self._publish(len(self._replicas) - 1, [], [], anew=True)
 
+    def fill(self, blocks: int) -> None:
+        """Give so many to each that has joined since."""
+        for at in range(len(self._oldest), len(self._replicas)):
+            batches = [_digests(min(BATCH, blocks - begin)) for begin in range(0, blocks, BATCH)]
+            for batch in batches:
+                self._publish(at, batch, [])
+            self._oldest.append(batches[0])
+
     def heartbeat(self) -> None:
-        self._publish(0, [], [])
+        self._publish(self._next(), [], [])
 
     def change(self) -> None:
-        """As many come as go, once there are some."""
-        fresh = _digests(BATCH)
-        self._publish(0, fresh, self._changing or _digests(BATCH))
-        self._changing = fresh
+        """As many come as go."""
+        at, fresh = self._next(), _digests(BATCH)
+        self._publish(at, fresh, self._oldest[at])
+        self._oldest[at] = fresh
 
     def look_up(self) -> None:
-        keys = self._keys
-        self._client.eval_ro(LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(self._prompt))
+        """Look up a prompt that nobody holds."""
+        self._look_up(_digests(PROMPT))
+
+    def hold_prompts(self) -> None:
+        """Have all hold the first half of each of some prompts."""
+        held = [digest for prompt in self._prompts for digest in prompt[: PROMPT // 2]]
+        for at in range(len(self._replicas)):
+            for begin in range(0, len(held), BATCH):
+                self._publish(at, held[begin : begin + BATCH], [])
+
+    def look_up_held(self) -> None:
+        """Look up one of these that has not been looked up yet."""
+        self._look_up(next(self._held))
 
     def list_replicas(self) -> None:
         self._client.eval_ro(REPLICAS, 1, self._keys.replicas, self._keys.meta, *FIELDS)
 
-    def hold_the_prompt(self) -> None:
-        """Have all hold the first half of the prompt."""
-        for at in range(len(self._replicas)):
-            self._publish(at, self._prompt[: PROMPT // 2], [])
+    def leave(self) -> None:
+        for replica in self._replicas:
+            replica.disconnect()
 
-    def fill(self, blocks: int) -> None:
-        for begin in range(0, blocks, BATCH):
-            self._publish(1, _digests(min(BATCH, blocks - begin)), [])
+    def _look_up(self, prompt: list[Digest]) -> None:
+        keys = self._keys
+        self._client.eval_ro(LOOKUP, 1, keys.replicas, keys.meta, keys.blocks, b"".join(prompt))
+
+    def _next(self) -> int:
+        return next(self._turns) % len(self._replicas)
 
     def _publish(self, at: int, added: list[Digest], removed: list[Digest], *, anew: bool = False) -> None:
         self._seqs[at] += 1
         self._replicas[at].publish(self._seqs[at], added, removed, Load(blocks=1), anew=anew)
 
 
-def _timed(client: redis.Redis, command: str, call: Callable[[], None]) -> _Timed:
-    """Return what a call costs Redis, and how long it is waited for: of ROUNDS, the median."""
+def _timed(server: RedisServer, call: Callable[[], None]) -> _Timed:
+    """Return what a call costs Redis, of ROUNDS the mean, and how long it is waited for, the median."""
     call()  # the script is compiled, connections are made
-    costs, waits = [], []
+    waits = []
+    before = server.cpu_seconds()
     for _ in range(ROUNDS):
-        client.config_resetstat()
         begin = time.perf_counter()
         call()
         waits.append((time.perf_counter() - begin) * 1e6)
-        statistics: Any = client.info("commandstats")
-        costs.append(float(statistics[f"cmdstat_{command}"]["usec"]))
-    return _Timed(_median(costs), _median(waits))
+    return _Timed((server.cpu_seconds() - before) / ROUNDS * 1e6, _median(waits))
 
 
 def _median(numbers: Sequence[float]) -> float:
     return sorted(numbers)[len(numbers) // 2]
 
 
-def _used(client: redis.Redis) -> int:
-    memory: Any = client.info("memory")
-    return int(memory["used_memory"])
-
-
 def _digests(count: int) -> list[Digest]:
-    return [secrets.token_bytes(16) for _ in range(count)]
+    digests = secrets.token_bytes(16 * count)
+    return [digests[at : at + 16] for at in range(0, len(digests), 16)]

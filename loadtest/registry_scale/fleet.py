@@ -17,6 +17,7 @@ from quire.engine.registry.deployment import Deployment, seed_digest
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.publisher import TICK_SECONDS
 from quire.loadtest.registry_scale.costs import RedisCosts
+from quire.loadtest.registry_scale.old_blocks import DIGEST_BYTES, OldBlocks
 from quire.loadtest.registry_scale.paced_redis import PacedDirectory, PacedRegistry, RedisThread
 from quire.loadtest.registry_scale.replica_process import LEASE, ReplicaProcess
 from quire.loadtest.registry_scale.router import Router
@@ -59,9 +60,8 @@ class Simulation:
         *,
         num_routers: int = 1,
         question_blocks: int = 2,
-        filled: int = 0,
     ) -> None:
-        """Begin with replicas of which so many blocks are `filled` with what nobody asks for.
+        """Begin with replicas whose caches, of `capacity` blocks, are empty.
 
         question_blocks: of each request, after its prefix.
         """
@@ -86,7 +86,7 @@ class Simulation:
         self._numbers = itertools.count(1)
         self._next_token = 0
         self._background: list[asyncio.Task[None]] = []
-        self.join(num_replicas, filled=filled)
+        self.join(num_replicas)
         self._session, self.routers = self._runner.run(self._open(num_routers))
         self.settle()
 
@@ -135,11 +135,11 @@ class Simulation:
         self._loop.call_later(seconds, what)
 
     def join(self, count: int, *, filled: int = 0) -> None:
-        """Add replicas that nobody knows yet."""
+        """Add replicas that nobody knows yet, with so many blocks `filled` that nobody asks for again."""
         for _ in range(count):
             number = next(self._numbers)
             url = f"http://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:8000"
-            self.servers[url] = server = Server(url, self._process(url, 1, filled))
+            self.servers[url] = server = Server(url, self._process(url, 1, filled=filled))
             self._start(server)
             if filled:
                 self.redis.rest()  # it was filled over hours
@@ -148,7 +148,7 @@ class Simulation:
         """Begin anew with an empty cache, as a new process does; what runs is answered all the same."""
         server.process.die()
         server.epoch += 1
-        server.process = self._process(server.url, server.epoch, 0)
+        server.process = self._process(server.url, server.epoch)
         self._start(server)
 
     def kill(self, server: Server) -> None:
@@ -156,10 +156,11 @@ class Simulation:
         server.is_up = False
         self.later(LEASE, server.process.leave)
 
-    def _process(self, url: str, epoch: int, filled: int) -> ReplicaProcess:
+    def _process(self, url: str, epoch: int, *, filled: int = 0) -> ReplicaProcess:
         config = RegistryConfig(redis_url=self._redis_url, advertise_url=url, lease=REDIS_LEASE)
         registry = PacedRegistry(self.redis, config, self._deployment, self._parity, f"{epoch:06d}")
-        return ReplicaProcess(registry, self._capacity, self._loop.time, self.rng, filled)
+        old = OldBlocks(self.rng.randbytes(filled * DIGEST_BYTES))
+        return ReplicaProcess(registry, self._capacity, self._loop.time, old)
 
     def _start(self, server: Server) -> None:
         server.process.tick()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,12 @@ from functools import cache
 from quire.engine.config import StepStats
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.memory.prefix_cache import PrefixCache
-from quire.engine.registry.journal import Journal
 from quire.engine.registry.publisher import Publisher
 from quire.engine.registry.redis import Registry
+from quire.loadtest.registry_scale.old_blocks import FullJournal, OldBlocks
 
 LEASE = 15.0
 SPARE_BLOCKS = 4096  # more than there are, for what runs at once
-OLD_PROMPT_BLOCKS = 125
 
 
 @dataclass(slots=True)
@@ -33,25 +31,24 @@ class ReplicaProcess:
     The prefix cache, the journal that follows it and the publisher are the engine's own.
     """
 
-    def __init__(
-        self, registry: Registry, capacity: int, clock: Callable[[], float], rng: random.Random, filled: int
-    ) -> None:
-        """Begin with so many blocks `filled` with what nobody will ask for again."""
+    def __init__(self, registry: Registry, capacity: int, clock: Callable[[], float], old: OldBlocks) -> None:
+        """Begin with a cache of `old` blocks, and its publication."""
         self.running = 0
         self._capacity = capacity
         self._registry = registry
         self._cache = PrefixCache(capacity + SPARE_BLOCKS)
         self._unused = itertools.count()
         self._free: list[int] = []
-        self._old: deque[int] = deque()
+        self._old = old
+        self._going: deque[int] = deque()  # blocks of the old prompt that goes
         self._cached: OrderedDict[Digest, int] = OrderedDict()
         self._active: dict[Digest, _Active] = {}
-        self._fill(filled, rng)
-        self.publisher = Publisher(registry, Journal([self._cache]), LEASE, capacity, clock)
+        self._journal = FullJournal(self._cache, self._old)
+        self.publisher = Publisher(registry, self._journal, LEASE, capacity, clock)
 
     def __len__(self) -> int:
         """Return how many published blocks there are."""
-        return len(self._cache)
+        return len(self._cache) + len(self._old)
 
     def begin(self, digests: Sequence[Digest]) -> int:
         """Make room for a prompt; return how many of its blocks are there, or are being computed."""
@@ -102,20 +99,12 @@ class ReplicaProcess:
         """Tell nobody."""
         self._registry.disconnect()
 
-    def _fill(self, count: int, rng: random.Random) -> None:
-        while len(self._old) < count:
-            before: Prefix | None = None
-            blocks: list[int] = []
-            for _ in range(min(OLD_PROMPT_BLOCKS, count - len(self._old))):
-                before = Prefix(before, b"", rng.randbytes(16))
-                blocks.append(next(self._unused))
-                self._cache.publish(before, blocks[-1])
-            self._old.extend(reversed(blocks))
-
     def _take(self) -> int:
-        while len(self._active) + len(self._cached) + len(self._old) >= self._capacity:
-            if self._old:
-                block = self._old.popleft()
+        while self._count() >= self._capacity:
+            if not self._going and self._old:
+                self._recall()
+            if self._going:
+                block = self._going.popleft()
             elif self._cached:
                 _, block = self._cached.popitem(last=False)
             else:
@@ -123,6 +112,20 @@ class ReplicaProcess:
             self._cache.forget(block)
             self._free.append(block)
         return self._free.pop() if self._free else next(self._unused)
+
+    def _count(self) -> int:
+        return len(self._active) + len(self._cached) + len(self._going) + len(self._old)
+
+    def _recall(self) -> None:
+        """Have the cache and its journal know the old prompt that goes next, as if they always had."""
+        prefixes = self._old.take_prompt()
+        listeners, self._cache.listeners = self._cache.listeners, []
+        for prefix in prefixes:
+            block = next(self._unused)
+            self._cache.publish(prefix, block)
+            self._going.appendleft(block)  # the end goes before the beginning
+        self._cache.listeners = listeners
+        self._journal.recall(prefixes)
 
 
 @cache

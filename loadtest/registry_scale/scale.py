@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 from quire.engine.registry.publisher import BATCH
 from quire.engine.registry.redis import MAX_REPLICAS
@@ -24,7 +23,7 @@ LEAST_REQUESTS = 1000  # that hits are counted of, before churn and in it
 RESTARTS_A_SECOND = 0.02  # of each replica
 DEATHS_A_SECOND = 0.01  # of each replica, in whose place another one joins
 ROUTER_REQUESTS = 100  # a second, that one router process is for
-MAX_HELD = 5_000_000  # blocks that are simulated at once: each takes some 600 bytes of this process
+JOINS = 50  # replicas that are filled before it is told how far it is
 BUSY = 0.7  # of one thread's time, above which waits grow quickly
 
 
@@ -33,7 +32,7 @@ class FleetSize:
     """A fleet of one registry. Redis' share is of one core: it has one thread for commands."""
 
     replicas: int
-    held_blocks: int  # that each replica really has in the simulation and in Redis
+    blocks: int  # of all replicas, as Redis counts them
     routers: int
     hits: float  # of repeats that found their prefix
     hits_in_churn: float  # while replicas begin anew, end and join
@@ -44,8 +43,8 @@ class FleetSize:
     changes_a_second: float
     lookups_a_second: float
     lookup_us: float  # of Redis' time, as measured before
-    redis_share: float  # of a core, that it was asked for
-    counted_share: float  # the same commands on the real Redis behind the simulation, by its own count
+    redis_share: float  # of a core, that all it was asked for comes to by the measured costs
+    spent_share: float  # that the real Redis behind the simulation took for the same, in CPU time
     memory_gb: float
     whole_again_seconds: float  # of Redis' time, to take everything anew
     choice_ms: float  # of a router's time, for one request
@@ -58,34 +57,43 @@ def measure_fleet(
     blocks: int,
     rate: float,
     least_requests: int = LEAST_REQUESTS,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> FleetSize:
-    """Simulate one on an empty Redis that nobody else uses; `rate`: requests a second and replica."""
-    held, requests_a_second = min(blocks, MAX_HELD // replicas), rate * replicas
-    empty = _used(server)
+    """Simulate one on an empty Redis that nobody else uses.
+
+    blocks: that each replica has, in Redis too. rate: requests a second and replica. tell: is told how far
+    it is.
+    """
+    requests_a_second = rate * replicas
+    empty = server.used_bytes()
     with Simulation(
         server.url,
         costs,
-        replicas,
-        held,
+        0,
+        blocks,
         seed=replicas,
         num_routers=math.ceil(requests_a_second / ROUTER_REQUESTS),
         question_blocks=FRESH_BLOCKS,
-        filled=held,
     ) as simulation:
-        memory = _used(server) - empty + replicas * (blocks - held) * costs.block_bytes
+        while (joined := len(simulation.servers)) < replicas:
+            tell(f"{joined:,} of {replicas:,} replicas hold {blocks:,} blocks each")
+            simulation.join(min(JOINS, replicas - joined), filled=blocks)
+        memory, held = server.used_bytes() - empty, server.count_blocks("*")
         simulation.settle(LEASE / 3 + 1)  # until routers know all, who are listed in the order of heartbeats
         shared = simulation.tokens(SHARED_BLOCKS)
         own = PREFIX_BLOCKS - SHARED_BLOCKS
         prefixes = [shared + simulation.tokens(own) for _ in range(PREFIXES_EACH * replicas)]
         simulation.arrive(prefixes, requests_a_second, are_repeats=False)
+        tell(f"each of {len(prefixes):,} prefixes has been asked for once")
         rounds = math.ceil(least_requests / len(prefixes))
-        server.client.config_resetstat()
+        busy = server.cpu_seconds()
         begin, before = simulation.now, replace(simulation.redis.asked)
         hits = _ask_again(simulation, prefixes, rounds, requests_a_second)
         seconds, asked = simulation.now - begin, simulation.redis.asked.since(before)
-        counted_us = _counted(server)
+        busy = server.cpu_seconds() - busy
         requests = [each.requests for each in simulation.servers.values()]
         unanswered = sum(router.unanswered for router in simulation.routers) / sum(requests)
+        tell(f"{100 * hits:.1f} % of the repeats hit")
         _churn(simulation, rounds * PREFIXES_EACH / rate)
         hits_in_churn = _ask_again(simulation, prefixes, rounds, requests_a_second)
         choices = sum(router.choices for router in simulation.routers)
@@ -94,7 +102,7 @@ def measure_fleet(
     again = replicas * costs.publishing(math.ceil(blocks / BATCH), blocks)
     return FleetSize(
         replicas=replicas,
-        held_blocks=held,
+        blocks=held,
         routers=len(simulation.routers),
         hits=round(hits, 4),
         hits_in_churn=round(hits_in_churn, 4),
@@ -106,7 +114,7 @@ def measure_fleet(
         lookups_a_second=round(asked.lookups / seconds, 1),
         lookup_us=round(asked.lookup_us / max(1, asked.lookups), 1),
         redis_share=round(asked.us / 1e6 / seconds, 4),
-        counted_share=round(counted_us / 1e6 / seconds, 4),
+        spent_share=round(busy / seconds, 4),
         memory_gb=round(memory / 1e9, 3),
         whole_again_seconds=round(again / 1e6, 2),
         choice_ms=round(1e3 * choosing / choices, 3),
@@ -137,17 +145,6 @@ def _churn(simulation: Simulation, seconds: float) -> None:
         simulation.later(rng.uniform(0, seconds), partial(die, server))
     for server in rng.choices(staying, k=restarts):
         simulation.later(rng.uniform(0, seconds), partial(simulation.restart, server))
-
-
-def _used(server: RedisServer) -> int:
-    memory: Any = server.client.info("memory")
-    return int(memory["used_memory"])
-
-
-def _counted(server: RedisServer) -> float:
-    """Return the microseconds of the registry's commands since Redis' statistics were reset."""
-    statistics: Any = server.client.info("commandstats")
-    return sum(float(statistics.get(f"cmdstat_{name}", {}).get("usec", 0)) for name in ("eval", "eval_ro"))
 
 
 @dataclass(frozen=True, slots=True)

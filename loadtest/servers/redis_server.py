@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -49,6 +50,15 @@ class RedisServer:
         """Say whether the registry knows a replica, and holds all of it as far as it knows."""
         keys = self.client.keys(f"quire:*:meta:{replica}")
         return any(self.client.hget(key, "whole") == b"1" for key in keys)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the one thread that reads, executes and answers commands."""
+        spent: Any = self.client.info("cpu")
+        return float(spent["used_cpu_user_main_thread"]) + float(spent["used_cpu_sys_main_thread"])
+
+    def used_bytes(self) -> int:
+        memory: Any = self.client.info("memory")
+        return int(memory["used_memory"])
 
     def pause(self) -> None:
         """Let it take connections and bytes, and answer nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -49,9 +48,7 @@ class MarkdownPrinter:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         rest, self._rest = self._rest, ""
         self._live.stop()
         self._print(rest)

@@ -6,7 +6,7 @@ import re
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from quire.commands.settings import engine_settings, model_name, sampling_settings
+from quire.commands.settings import load_llm, model_name, sampling_settings
 from quire.engine.config import EngineConfig
 from quire.service.commands.engine_flags import add_batch_flags, add_cache_flags, add_model_flags
 from quire.service.commands.flags import add_chat_template, add_sampling_flags, first_line, flag
@@ -66,13 +66,4 @@ def _speaker(arguments: Namespace) -> Speaker:
     for name in ("api_key", "model_name"):
         if name in arguments.given:
             raise ValueError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
-    from quire.llm import LLM
-    from quire.service.commands.progress import PhaseBars
-
-    llm = LLM(
-        arguments.model,
-        chat_template=arguments.chat_template,
-        on_progress=PhaseBars().show,
-        **engine_settings(arguments),
-    )
-    return EngineSpeaker(llm, model_name(arguments.model))
+    return EngineSpeaker(load_llm(arguments), model_name(arguments.model))

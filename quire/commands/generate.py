@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from quire.commands.settings import engine_settings, sampling_settings
+from quire.commands.settings import load_llm, sampling_settings
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import add_chat_template, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
@@ -32,20 +32,13 @@ def add_flags(parser: Parser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the text as it comes."""
     from quire.engine.messages import SamplingParams
-    from quire.llm import LLM
-    from quire.service.commands.progress import PhaseBars
 
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
     if arguments.chat_template is not None and not arguments.chat:
         raise ValueError("--chat-template is of chats: give --chat too")
     text = arguments.prompt if arguments.prompt is not None else _read_prompt()
-    llm = LLM(
-        arguments.model,
-        chat_template=arguments.chat_template,
-        on_progress=PhaseBars().show,
-        **engine_settings(arguments),
-    )
+    llm = load_llm(arguments)
     prompt = (
         llm.chat_prompt([{"role": "user", "content": text}])
         if arguments.chat

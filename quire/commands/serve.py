@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from quire.service.config import ServiceConfig
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of one server, all that can be wrong with its flags checked."""
+class Settings(NamedTuple):
+    """Of one server, all that can be wrong with its flags checked, in the order in which it takes them."""
 
     service: ServiceConfig
     engine: EngineConfig
@@ -80,11 +78,4 @@ def run(arguments: Namespace) -> int:
     from quire.service.commands.serve import make_server
 
     check_address(settings.service.host, settings.service.port)
-    return make_server(
-        settings.service,
-        settings.engine,
-        settings.registry,
-        settings.pinned,
-        settings.kv_events,
-        settings.chat_template,
-    ).serve_until_stopped()
+    return make_server(*settings).serve_until_stopped()

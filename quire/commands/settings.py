@@ -7,7 +7,7 @@ import logging
 import os
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.service.commands.parser import lines_of
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
 from quire.service.text.named_templates import read_template
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
 
 log = logging.getLogger("quire.service")
 
@@ -30,6 +33,15 @@ def engine_settings(arguments: Namespace) -> dict[str, Any]:
 def engine_config(arguments: Namespace) -> EngineConfig:
     """Raises ValueError that names the flag and what it may be."""
     return msgspec.convert({"model": arguments.model, **engine_settings(arguments)}, EngineConfig)
+
+
+def load_llm(arguments: Namespace) -> LLM:
+    """Return the model of a command in this process, with bars that show how it starts."""
+    from quire.llm import LLM
+    from quire.service.commands.progress import PhaseBars
+
+    template, settings = arguments.chat_template, engine_settings(arguments)
+    return LLM(arguments.model, chat_template=template, on_progress=PhaseBars().show, **settings)
 
 
 def sampling_settings(arguments: Namespace) -> dict[str, Any]:

@@ -32,15 +32,7 @@ class Replica:
         host = ray.util.get_node_ip_address()
         port = _free_port(host)
         self.url = f"http://{host}:{port}"
-        settings = settings_at(arguments, host, port)
-        self._server = make_server(
-            settings.service,
-            settings.engine,
-            settings.registry,
-            settings.pinned,
-            settings.kv_events,
-            settings.chat_template,
-        )
+        self._server = make_server(*settings_at(arguments, host, port))
         self._leases = Leases(cast(ASGIApp, self._server.config.app))
         self._server.config.app = self._leases
         self._failure = "it has ended"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,17 +32,37 @@ def redis(redis_server: RedisServer) -> Iterator[RedisServer]:
     assert not redis_server.client.keys()
 
 
-def test_costs_come_of_a_real_redis(redis: RedisServer) -> None:
-    costs = measure(redis.client, f"{redis.url}?socket_timeout=60", 4096)
-    assert 16 < costs.block_bytes < 200
-    assert costs.publish_us > 0
+class CountingRedis(RedisServer):
+    """Says that each command takes 1 µs of its CPU, those that a script calls too."""
+
+    def cpu_seconds(self) -> float:
+        statistics: Any = self.client.info("commandstats")
+        return 1e-6 * sum(each["calls"] for name, each in statistics.items() if name != "cmdstat_info")
+
+
+def test_a_fleet_is_charged_what_its_redis_spends(tmp_path: Path) -> None:
+    """By the same account, Redis' own: here of commands, else of CPU time."""
+    server = CountingRedis(tmp_path)
+    try:
+        costs = measure(server, 1024)
+        # EVAL, TIME, HMGET, HSET, ZREMRANGEBYSCORE, ZADD, four times PEXPIRE, SCARD
+        assert costs.publish_us == pytest.approx(11)
+        assert costs.lookup_us == pytest.approx(3)  # EVAL_RO, TIME, ZRANGEBYSCORE
+        assert costs.replica_us == pytest.approx(2)  # HMGET, SISMEMBER of the first block
+        assert costs.listed_us == pytest.approx(1)  # HMGET
+        assert costs.probe_us == pytest.approx(1, rel=0.2)  # SISMEMBER
+        assert 16 < costs.block_bytes < 200
+        fleet = measure_fleet(server, costs, 10, 1000, 1.0, least_requests=100)
+        assert fleet.redis_share == pytest.approx(fleet.spent_share, rel=0.3)
+    finally:
+        server.kill()
 
 
 def test_a_replica_publishes_what_changes_and_no_more(redis: RedisServer) -> None:
     blocks, requests = 2000, 40
-    with Simulation(
-        redis.url, COSTS, 1, blocks, 1, question_blocks=FRESH_BLOCKS, filled=blocks
-    ) as simulation:
+    with Simulation(redis.url, COSTS, 0, blocks, 1, question_blocks=FRESH_BLOCKS) as simulation:
+        simulation.join(1, filled=blocks)
+        simulation.settle()
         (url,) = simulation.servers
         assert redis.count_blocks(url) == blocks
         before = replace(simulation.redis.asked)
@@ -104,8 +126,10 @@ def test_prefixes_of_a_fleet_stay_where_they_are_and_come_back_in_churn(miniatur
     assert 0.8 < miniature.hits_in_churn < 1.0
     assert miniature.imbalance < 2
     assert miniature.unanswered == 0
+    assert miniature.blocks == 10 * 1000
     assert abs(miniature.changes_a_second - 10 * 2 * FRESH_BLOCKS) < 200
     assert 0 < miniature.redis_share < 0.1
+    assert miniature.spent_share > 0
 
 
 def test_it_is_told_where_one_redis_ends(miniature: FleetSize) -> None:
@@ -122,7 +146,7 @@ def test_the_page_has_the_figures_of_the_result() -> None:
     for fleet in result["fleets"]:
         row = [
             f"{fleet['replicas']:,}",
-            f"{fleet['held_blocks']:,}",
+            f"{fleet['blocks']:,}",
             f"{fleet['routers']}",
             f"{100 * fleet['hits']:.1f}",
             f"{100 * fleet['hits_in_churn']:.1f}",
@@ -131,7 +155,7 @@ def test_the_page_has_the_figures_of_the_result() -> None:
             f"{fleet['changes_a_second']:,.0f}",
             f"{fleet['lookups_a_second']:,.0f}",
             f"{fleet['lookup_us'] / 1000:.2f}",
-            f"{100 * fleet['redis_share']:.1f}; {100 * fleet['counted_share']:.1f}",
+            f"{100 * fleet['redis_share']:.1f}; {100 * fleet['spent_share']:.1f}",
             f"{100 * fleet['unanswered']:.1f}",
             f"{fleet['memory_gb']:.2f}",
             f"{fleet['whole_again_seconds']:.1f}",

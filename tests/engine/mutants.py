@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         "preempted beams share host blocks without references",
         "memory.host_tier",
-        "        for block in child.host_table:\n            self.pool.share(block)\n",
+        "        for block in child.host_blocks:\n            self.pool.share(block)\n",
         "",
     ),
     # -- block_manager -------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ MUTANTS = [
     ),
     Mutant(
         "freed first to last",
-        "memory.manager",
-        "self.pool.release(*reversed(blocks))",
-        "self.pool.release(*blocks)",
+        "memory.moves",
+        "pool.release(*reversed(blocks))",
+        "pool.release(*blocks)",
     ),
     Mutant("published blocks outlive the table", "memory.manager", "        sequence.published = 0\n", ""),
     Mutant(
@@ -198,25 +198,25 @@ MUTANTS = [
     Mutant(
         "moves of a row that was left are made all the same",
         "memory.manager",
-        "self.moves.leave(sequence.row, len(table))\n",
+        "self.moves.leave(sequence.row, 0, len(table))\n",
         "pass\n",
     ),
     Mutant(
         "a copy for a row that was left is made all the same",
         "memory.manager",
-        "        self._undo_copy(sequence.row)\n",
+        "        self.moves.undo_copy(sequence.row, self.pool)\n",
         "",
     ),
     Mutant(
         "a copy for a block that a fork gave back is made all the same",
         "memory.manager",
-        "            self._give_back(given_back)\n            self._undo_copy(child.row)\n",
-        "            self._give_back(given_back)\n",
+        "            self.moves.undo_copy(child.row, self.pool)\n",
+        "",
     ),
     Mutant(
         "an abandoned copy holds its source for ever",
-        "memory.manager",
-        "            self.pool.unhold(copy[0])\n",
+        "memory.moves",
+        "            pool.unhold(copy[0])\n",
         "            pass\n",
     ),
     Mutant(
@@ -294,14 +294,14 @@ MUTANTS = [
     # -- computing blocks ----------------------------------------------------------------------------------
     Mutant(
         "a computing block that nobody forgets",
-        "memory.manager",
-        "        self._forget_computing(blocks)\n",
-        "",
+        "memory.moves",
+        "        for block in cache.computing.intersection(blocks):\n",
+        "        for block in cache.computing.intersection(()):\n",
     ),
     Mutant(
         "a computing block forgotten while others share it",
-        "memory.manager",
-        "            if not self.pool.count(block):\n",
+        "memory.moves",
+        "            if not pool.count(block):\n",
         "            if True:\n",
     ),
     Mutant(
@@ -348,8 +348,8 @@ MUTANTS = [
     ),
     Mutant(
         "a copy of what is not written yet",
-        "schedule.scheduler",
-        "if self._is_whole(sequence, found) and self.blocks.is_computing(found):",
+        "schedule.finding",
+        "if is_whole(state, sequence, found) and blocks.is_computing(found):",
         "if False:",
     ),
     Mutant(
@@ -425,9 +425,9 @@ MUTANTS = [
     ),
     Mutant(
         "room only for what the prompts share",
-        "schedule.scheduler",
-        "self.blocks.blocks_for(min(sequence.num_tokens + 1, most)) - shared for sequence",
-        "0 for sequence",
+        "schedule.finding",
+        "blocks.blocks_for(length) - shared for length",
+        "0 for length",
     ),
     Mutant(
         "used before it has arrived",
@@ -669,14 +669,14 @@ MUTANTS = [
     Mutant(
         "a window's block that is given back stays in the pool",
         "memory.window_groups",
-        "            self._release(group, behind, moves)\n",
+        "            moves.release(behind, self._pool, group.cache)\n",
         "",
     ),
     Mutant(
         "a computing block of a window that nobody forgets",
         "memory.window_groups",
-        "                group.cache.forget(block)\n",
-        "                pass\n",
+        "            moves.release(table.blocks, self._pool, group.cache)\n",
+        "            self._pool.release(*reversed(table.blocks))\n",
     ),
     Mutant(
         "a fork of a window without references",
@@ -705,8 +705,7 @@ MUTANTS = [
     Mutant(
         "the device is not told of the windows of who comes back",
         "memory.window_groups",
-        "            for logical, block in enumerate(table.blocks, table.first):\n"
-        "                moves.entries[row, logical] = block\n",
+        "            moves.enter(row, table.first, table.blocks)\n",
         "            pass\n",
     ),
     Mutant(

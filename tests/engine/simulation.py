@@ -18,6 +18,7 @@ from quire.engine.capacity import Capacity
 from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.hashing import BlockHasher, Prefix
+from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
@@ -50,22 +51,26 @@ def plain_match(prefixes: list[Prefix], device: PrefixCache, host: PrefixCache) 
     return found
 
 
-class CheckedScheduler(Scheduler):
-    """A scheduler whose guarantees are asserted in each step."""
+class CheckedBlocks(BlockManager):
+    """Finds what a plain search does, and counts what is found where blocks can be found in another way."""
 
     computing_hits = 0
     tail_hits = 0
 
-    def _attach(self, sequence: Sequence, found: Found) -> None:
-        self.computing_hits += sum(not self.blocks.pool.is_kept(block) for block in found.device)
+    def attach(self, sequence: Sequence, found: Found) -> None:
+        self.computing_hits += sum(not self.pool.is_kept(block) for block in found.device)
         self.tail_hits += found.tail is not None
-        super()._attach(sequence, found)
+        super().attach(sequence, found)
 
-    def _find(self, sequence: Sequence) -> Found:
-        found = self.blocks.match(sequence)
-        if self.blocks.windows is None:
-            assert found == plain_match(sequence.prefixes, self.blocks.cache, self.blocks.host.cache)
-        return super()._find(sequence)
+    def match(self, sequence: Sequence) -> Found:
+        found = super().match(sequence)
+        if self.windows is None:
+            assert found == plain_match(sequence.prefixes, self.cache, self.host.cache)
+        return found
+
+
+class CheckedScheduler(Scheduler):
+    """A scheduler whose guarantees are asserted in each step."""
 
     def _may_enter(self, only: Collection[SequenceGroup] | None) -> list[SequenceGroup]:
         return [group for group in self.state.waiting if only is None or group in only]
@@ -140,6 +145,7 @@ def make_core(
     hasher = BlockHasher(block_size, seed=0) if caching else None
     kind = CheckedScheduler if pushed is None else PushedScheduler
     scheduler = kind(capacity, budget, EOS, hasher=hasher, num_host_blocks=num_host_blocks)
+    scheduler.blocks.__class__ = CheckedBlocks
     if isinstance(scheduler, PushedScheduler) and pushed is not None:
         scheduler.rng = pushed
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
@@ -333,8 +339,8 @@ def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) 
     done["swaps"] = scheduler.preemption.swaps
     done["copies"] = scheduler.blocks.copies_on_write
     done["pinned"] = scheduler.blocks.pool.num_pinned
-    assert isinstance(scheduler, CheckedScheduler)
-    done["computing"] = scheduler.computing_hits
-    done["tails"] = scheduler.tail_hits
+    assert isinstance(scheduler.blocks, CheckedBlocks)
+    done["computing"] = scheduler.blocks.computing_hits
+    done["tails"] = scheduler.blocks.tail_hits
     done["evictions"] = scheduler.blocks.pool.evictions
     return done

@@ -10,6 +10,7 @@ from quire.engine.core import EngineCore
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.schedule.draft import StepDraft
+from quire.engine.schedule.finding import attach, find
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.lifecycle import start
 from quire.engine.schedule.plan import NOT_FINITE, StepPlan, StepResult
@@ -210,7 +211,7 @@ def test_a_group_that_shares_what_this_step_writes_is_not_swapped_out() -> None:
     scheduler._schedule_prefill(draft, first)
     start(scheduler.state, second, draft)
     (sequence,) = second.sequences
-    scheduler._attach(sequence, scheduler._find(sequence))
+    attach(scheduler.state, sequence, find(scheduler.state, sequence))
     assert len(sequence.table) == 2
     scheduler.preemption.preempt_newest(draft, first.sequences[0])
     assert not second.swapped and scheduler.preemption.recomputes == 1

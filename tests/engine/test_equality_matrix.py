@@ -20,6 +20,7 @@ import torch
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.schedule.commit import finish_transfers
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from tests.models.tiny_models import MODELS
@@ -81,7 +82,7 @@ def step(core: EngineCore, *, overlap: bool) -> Iterator[Output]:
         handle = core.runner.launch(plan)
         yield from core.scheduler.commit(handle.wait())
         if len(core.scheduler.state.transfers) and handle.has_moved(wait=True):
-            core.scheduler.finish_transfers()
+            finish_transfers(core.scheduler.state)
 
 
 def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Answers:

@@ -11,10 +11,11 @@ import pytest
 
 from quire.engine.hashing import BlockHasher, Prefix, Prefixes
 from quire.engine.memory.invariants import check_prefix_cache
+from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.prefix_cache import Match, PrefixCache
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.schedule.scheduler import MAX_SPILLS, Scheduler
-from tests.engine.simulation import CheckedScheduler, make_core, plain_match
+from quire.engine.schedule.scheduler import MAX_SPILLS
+from tests.engine.simulation import CheckedBlocks, make_core, plain_match
 from tests.engine.tables import Tables
 
 BLOCK_SIZE = 4
@@ -107,7 +108,7 @@ def test_a_long_cached_prompt_at_the_head_of_the_queue_costs_a_step_little(
     core.add(Request(9, [*prompt, 1, 2, 3], SamplingParams(max_tokens=8, ignore_eos=True)))
     core.step()
     (waiting,) = core.scheduler.state.waiting
-    monkeypatch.setattr(CheckedScheduler, "_find", Scheduler._find)
+    monkeypatch.setattr(CheckedBlocks, "match", BlockManager.match)
     counts: Counter[str] = Counter()
     for cls, name in ((PrefixCache, "find"), (BlockHasher, "next")):
         monkeypatch.setattr(cls, name, counted(getattr(cls, name), counts))

@@ -260,7 +260,7 @@ def test_what_is_expanded_has_room_that_counts_and_reaches_every_layer(
         given.append(arguments[-1].dequantized)
         prefill_reference(*arguments)
 
-    monkeypatch.setattr(rank, "measure_blocks", spied_blocks)
+    monkeypatch.setattr(rank, "choose_blocks", spied_blocks)
     monkeypatch.setattr(rank, "dequantized_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(attend, "prefill_reference", spied_prefill)
     core, info = startup.start_engine(

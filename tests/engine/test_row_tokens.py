@@ -13,6 +13,7 @@ from quire.engine.arrays import as_blocks, empty_int32
 from quire.engine.capacity import Capacity
 from quire.engine.hashing import BlockHasher
 from quire.engine.messages import Request, SamplingParams, StepOutputs
+from quire.engine.schedule.commit import finish_transfers
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.lifecycle import preempt
 from quire.engine.schedule.plan import StepPlan, StepResult
@@ -89,7 +90,7 @@ class Rig:
         result = StepResult(tokens.astype(np.int32), empty_int32(), None, ())
         outputs = self.scheduler.commit(result)
         if self.state.transfers:
-            self.scheduler.finish_transfers()
+            finish_transfers(self.scheduler.state)
         check_scheduler(self.scheduler.state)
         return outputs
 

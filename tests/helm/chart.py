@@ -45,7 +45,7 @@ def template(*arguments: str, helm_name: str = HELMS[-1]) -> str:
 
 def render(*arguments: str, helm_name: str = HELMS[-1]) -> list[Manifest]:
     rendered = template(*arguments, helm_name=helm_name)
-    return [manifest for manifest in yaml.safe_load_all(rendered) if manifest is not None]
+    return [manifest for manifest in yaml.load_all(rendered, yaml.CSafeLoader) if manifest is not None]
 
 
 def refusal(*arguments: str, helm_name: str = HELMS[-1]) -> str:

@@ -81,7 +81,7 @@ def test_rendering_again_changes_only_what_is_made(name: str, values: str) -> No
     first, second = (
         [
             manifest
-            for manifest in yaml.safe_load_all(template.__wrapped__(*arguments, helm_name=name))
+            for manifest in yaml.load_all(template.__wrapped__(*arguments, helm_name=name), yaml.CSafeLoader)
             if manifest
         ]
         for _ in range(2)

@@ -1,8 +1,16 @@
-"""Kernels compiled for chips that need not be there; for scripts outside Triton's interpreter."""
+"""Kernels compiled for chips that need not be there; for scripts outside Triton's interpreter.
+
+What was found of one is kept in Triton's cache, as Triton keeps what it compiles: by all that it depends on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -37,6 +45,40 @@ def shared_bytes(case: Case, capability: int) -> int:
 
     Compile only as far as shared memory is allotted, which takes a third of the time.
     """
+    from triton.runtime.cache import get_cache_key
+
+    _, backend, source, options = _target_of(case, capability)
+    key = get_cache_key(source, backend, options, env_vars={"by": Path(__file__).read_text()})
+    return _kept(key, lambda: _shared_bytes(case, capability))
+
+
+def spilled_bytes(ptx: str) -> int:
+    """Return the bytes that Triton's own assembler spills to local memory, for sm_90a."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    assembler = get_ptxas(90)
+    command = [assembler.path, "-v", "-arch=sm_90a", "kernel.ptx", "-o", "kernel.cubin"]
+
+    def assemble() -> int:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "kernel.ptx").write_text(ptx)
+            report = subprocess.run(command, check=True, cwd=folder, stderr=subprocess.PIPE, text=True)
+        return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", report.stderr))
+
+    return _kept(f"{Path(__file__).read_text()}{assembler.version}{command}{ptx}", assemble)
+
+
+def _kept(key: str, find: Callable[[], int]) -> int:
+    from triton.runtime.cache import get_cache_manager
+
+    cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    file = cache.get_file("found")
+    if file is None:
+        file = cache.put(str(find()), "found", binary=False)
+    return int(Path(file).read_text())
+
+
+def _shared_bytes(case: Case, capability: int) -> int:
     from triton._C.libtriton import ir, nvidia, passes
     from triton.backends.nvidia.compiler import get_ptx_version_from_options
 
@@ -62,12 +104,8 @@ def ptx_and_shared(case: Case, capability: int) -> tuple[str, int]:
 def _up_to(case: Case, capability: int, wanted: tuple[str, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Run the compiler's stages that are `wanted`: their result, its context, the options, the metadata."""
     from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.compiler import CUDABackend
 
-    target = GPUTarget("cuda", capability, 32)
-    backend, source = CUDABackend(target), _source_of(case)
-    options = backend.parse_options({**case.options, **source.parse_options()})
+    target, backend, source, options = _target_of(case, capability)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     context = ir.context()
@@ -80,6 +118,16 @@ def _up_to(case: Case, capability: int, wanted: tuple[str, ...]) -> tuple[Any, A
         if name in stages:
             module = stages[name](module, metadata)
     return module, context, options, metadata
+
+
+def _target_of(case: Case, capability: int) -> tuple[Any, Any, Any, Any]:
+    """Return the target, the compiler's backend for it, the source, and the options."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    target = GPUTarget("cuda", capability, 32)
+    backend, source = CUDABackend(target), _source_of(case)
+    return target, backend, source, backend.parse_options({**case.options, **source.parse_options()})
 
 
 def _source_of(case: Case) -> Any:

@@ -173,7 +173,7 @@ def launches(
             built = build_model(config, triton_backend(), Weights(META, dtype), 40960)
             workspace = DecodeWorkspace.allocate(MOST_ROWS + 1, config.num_heads, config.head_dim, META)
             batch = batch_of(step, config, block_size, workspace)
-            logits = built.logits(built.forward(batch, cache.layers)[: step.decodes + step.chunks])
+            logits = built.part_logits(built.forward(batch, cache.layers)[: step.decodes + step.chunks])
             drawn = words(len(logits)), words(len(logits))
             sample(logits, *drawn, SamplingState.allocate(MOST_ROWS + 1, META), words(MOST_ROWS + 1))
         yield step, found.names, found.lines

@@ -8,14 +8,14 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compiled import Case, compiled_for
+from compiled import Case, compiled_for, spilled_bytes
 from early_reads import read_early
+from made_once import made_once
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -645,24 +645,13 @@ def writes_unwaited(lines: list[str]) -> bool:
     return False
 
 
-def spilled_bytes(ptx: str) -> int:
-    """Bytes that Triton's own assembler spills to local memory."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "kernel.ptx").write_text(ptx)
-        report = subprocess.run(
-            [get_ptxas(90).path, "-v", "-arch=sm_90a", "kernel.ptx", "-o", "kernel.cubin"],
-            check=True,
-            cwd=folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    return sum(int(count) for count in re.findall(r"(\d+) bytes spill stores", report.stderr))
-
-
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    variants: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "compiled_for_sm90", compiled_apart)
+    return variants
+
+
+def compiled_apart() -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
@@ -671,9 +660,9 @@ def found() -> dict[str, dict[str, Any]]:
         stdout=subprocess.PIPE,
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
+        text=True,
     )
-    variants: dict[str, dict[str, Any]] = json.loads(script.stdout)
-    return variants
+    return script.stdout
 
 
 def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:

@@ -78,9 +78,9 @@ def shape(request, device):
     if device.type == "cpu":  # no tiles of ours there, and each token takes its time in the interpreter
         wide = request.param in WIDE_SHAPES
         return (
-            (min(tokens, 20), columns // 64, outputs // 128 * 2)
+            (min(tokens, 5), columns // 64, outputs // 128 * 2)
             if wide
-            else (min(tokens, 20), columns, outputs)
+            else (min(tokens, 5), columns, outputs)
         )
     return request.param
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.engine.device.kv_cache import KVCache
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model
+from quire.engine.models.vocabulary import all_logits
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.formats.kv_format import UNSCALED, KVFormat
@@ -89,7 +90,8 @@ class PagedDriver:
 
     def _logits(self, batch: ForwardBatch) -> Tensor:
         with torch.inference_mode():
-            return self.model.logits(self.model.forward(batch, self.cache.layers))
+            logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
+            return all_logits(logits, self.model.config.vocab_size, self.model.ranks)
 
     def _batch(self, queries: list[Query], num_decodes: int) -> ForwardBatch:
         """The first `num_decodes` have one token each, the rest are chunks. Lengths grow."""

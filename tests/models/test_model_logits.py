@@ -127,4 +127,4 @@ def test_a_decode_step_never_asks_the_device(
         cache = KVCache(config, 9, 16, FP16, torch.device("meta"), backend.copy_blocks)
         hidden = model.forward(batch, cache.layers)
     assert hidden.shape == (3, config.hidden_size)
-    assert model.logits(hidden).shape == (3, config.vocab_size)
+    assert model.part_logits(hidden).shape == (3, config.vocab_size)

@@ -206,7 +206,7 @@ def make_app() -> Starlette:
     async def say(request: Request) -> StreamingResponse:
         llm: AsyncLLM = request.app.state.llm
         prompt = llm.chat_prompt([{"role": "user", "content": request.query_params["q"]}])
-        return StreamingResponse(llm.stream(prompt, SamplingParams(max_tokens=400, ignore_eos=True)))
+        return StreamingResponse(llm.stream(prompt, SamplingParams(max_tokens=40, ignore_eos=True)))
 
     return Starlette(routes=[Route("/say", say)], lifespan=lifespan)
 

@@ -14,10 +14,11 @@ from schemathesis.specs.openapi import checks
 
 from quire.service.api.openapi import describe
 from quire.service.api.operations import OPERATIONS, Operation
+from tests.engine.nightly import NIGHTLY
 from tests.service.live import Live
 
 KEY = {"Authorization": "Bearer key"}
-EXAMPLES = 20
+EXAMPLES = 100 if NIGHTLY else 10
 CHECKS = [
     checks.status_code_conformance,
     checks.content_type_conformance,
@@ -52,7 +53,7 @@ def test_every_answer_is_one_that_is_described(
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
-        derandomize=True,
+        derandomize=not NIGHTLY,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

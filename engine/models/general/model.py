@@ -27,7 +27,6 @@ from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.json_fields import read_json
-from quire.engine.models.vocabulary import all_logits
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -59,7 +58,7 @@ class _Given(nn.Module):
 
 
 class GeneralModel:
-    """A causal model of transformers: its decoder for `forward`, the rest of it for `logits`."""
+    """A causal model of transformers: its decoder for `forward`, the rest of it for `part_logits`."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class GeneralModel:
         self.ranks = ranks
         self._attention = PagedAttention(config, dtype, device, ranks, splits)
         classifies = config.pooling is not None and config.pooling.labels > 0
-        # Of a head for text, `logits` knows more than its weight.
+        # Of a head for text, `part_logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
         name = decoder_name(causal)
@@ -111,12 +110,8 @@ class GeneralModel:
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Compute hidden [S, H] -> [S, V], with whatever the model does to its logits."""
-        return all_logits(self.part_logits(hidden), self.config.vocab_size, self.ranks)
-
     def part_logits(self, hidden: Tensor) -> Tensor:
-        """Compute hidden [S, H] -> [S, V / ranks], the logits of this rank's tokens."""
+        """Compute hidden [S, H] -> [S, V / ranks], with whatever the model does to its logits."""
         self._given.hidden = hidden
         logits: Tensor = self._causal(input_ids=self._no_token.expand(1, len(hidden))).logits[0]
         return logits.contiguous()

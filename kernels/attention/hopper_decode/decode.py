@@ -61,20 +61,10 @@ BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 # Before kernels ahead have ended, see `kernels.launch`. Of the cache only what READY says; q only BESIDE a
 # prefill, which leaves it alone.
 READS_EARLY = frozenset(
-    [
-        "block_tables",
-        "rows",
-        "context_lens",
-        "order",
-        "cascade_of",
-        "shared_lens",
-        "rope",
-        "q_norm",
-        "k_norm",
-        "q",
-        "kv",
-        "kv_scales",
-    ]
+    (
+        *("block_tables", "rows", "context_lens", "order", "cascade_of", "shared_lens"),
+        *("rope", "q_norm", "k_norm", "q", "kv", "kv_scales"),
+    )
 )
 
 
