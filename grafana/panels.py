@@ -331,7 +331,7 @@ THROUGHPUT = (
     Panel(
         "Tokens",
         "The servers take in prompt tokens, cached ones among them, and generate others. When generation "
-        "falls while prompts grow, prefill takes the steps: lower --max-num-batched- tokens.",
+        "falls while prompts grow, prefill takes the steps: lower --max-num-batched-tokens.",
         "suffix: tok/s",
         (
             Query(rate("vllm:prompt_tokens_total"), "prompt"),
