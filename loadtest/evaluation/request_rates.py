@@ -123,6 +123,8 @@ def fig12(setting: Setting) -> Figure:
             "The paper's ranges are over OPT-13B, 66B and 175B.",
             f"Requests come for {SEARCH.seconds / 60:g} minutes at each rate, {SEARCH.fewest} to {MOST} of "
             f"them; the knee is found by {SEARCH.halvings} halvings between a rate and its double.",
+            "Minutes end before a queue has grown: at the rates of the last table an hour is an overload. So "
+            "rates here are what minutes bear, and the ratios are theirs.",
             "Recorded: lengths of real conversations (Fig. 11), whose means are not quite the paper's.",
             "Several GPUs: each reads its part of the weights and of the cache and does its part of the "
             "products, and two sums over the GPUs follow in every layer.",
