@@ -159,7 +159,7 @@ def test_underscores_are_dashes_in_names_and_stay_in_values() -> None:
 def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.service.server.QuireServer.serve_until_stopped", lambda *_: pytest.fail("it starts"))
+    monkeypatch.setattr("quire.service.commands.serve.make_server", lambda *_: pytest.fail("it starts"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = last_line(capsys, "serve", "--port", str(port))
@@ -179,10 +179,10 @@ def test_what_ends_a_server_is_its_last_line(
 ) -> None:
     """But no line that is no object among those that are."""
 
-    def fail(*_: object) -> int:
+    def fail(*_: object) -> None:
         raise ServerFailed("no memory is left for the KV cache")
 
-    monkeypatch.setattr("quire.service.server.QuireServer.serve_until_stopped", fail)
+    monkeypatch.setattr("quire.service.commands.serve.make_server", fail)
     monkeypatch.setenv("QUIRE_LOG_FORMAT", log_format)
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--port", "0"])
