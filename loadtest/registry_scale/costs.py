@@ -51,28 +51,28 @@ class RedisCosts:
         return self.lookup_us + replicas * self.listed_us
 
 
-def measure(server: RedisServer, blocks: int) -> RedisCosts:
+def measure(server: RedisServer, blocks: int, rounds: int = ROUNDS) -> RedisCosts:
     """Measure an empty Redis that nobody else uses, by the registry's own commands; it is empty after.
 
     Its replicas have so many blocks each, at least BATCH. No two commands are about the same blocks: the
-    second would find them in the processor's caches.
+    second would find them in the processor's caches. rounds: of each command, whose mean counts.
     """
-    fleet = _Fleet(server)
+    fleet = _Fleet(server, rounds)
     fleet.join(FEW)
     fleet.fill(blocks)
-    nothing_few = _timed(server, fleet.look_up)
-    listed_few = _timed(server, fleet.list_replicas)
+    nothing_few = _timed(server, fleet.look_up, rounds)
+    listed_few = _timed(server, fleet.list_replicas, rounds)
     before = server.used_bytes()
     fleet.join(MANY - FEW)
     joined = server.used_bytes()
     fleet.fill(blocks)
     filled = server.used_bytes()
-    nothing_many = _timed(server, fleet.look_up)
-    listed_many = _timed(server, fleet.list_replicas)
-    heartbeat = _timed(server, fleet.heartbeat)
-    changed = _timed(server, fleet.change)
+    nothing_many = _timed(server, fleet.look_up, rounds)
+    listed_many = _timed(server, fleet.list_replicas, rounds)
+    heartbeat = _timed(server, fleet.heartbeat, rounds)
+    changed = _timed(server, fleet.change, rounds)
     fleet.hold_prompts()
-    found_many = _timed(server, fleet.look_up_held)
+    found_many = _timed(server, fleet.look_up_held, rounds)
     server.client.flushall()
     fleet.leave()
     replica_us = max(0.0, (nothing_many.us - nothing_few.us) / (MANY - FEW))
@@ -99,7 +99,7 @@ class _Timed:
 class _Fleet:
     """Replicas of one deployment, by the code with which a replica publishes."""
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, rounds: int) -> None:
         self._client = server.client
         self._url = f"{server.url}?socket_timeout=60"
         self._deployment = Deployment(
@@ -110,7 +110,7 @@ class _Fleet:
         self._seqs: list[int] = []
         self._oldest: list[list[Digest]] = []  # of each that has been filled
         self._turns = itertools.count()
-        self._prompts = [_digests(PROMPT) for _ in range(ROUNDS + 1)]
+        self._prompts = [_digests(PROMPT) for _ in range(rounds + 1)]
         self._held = iter(self._prompts)
 
     def join(self, count: int) -> None:
@@ -174,16 +174,16 @@ class _Fleet:
         self._replicas[at].publish(self._seqs[at], added, removed, Load(blocks=1), anew=anew)
 
 
-def _timed(server: RedisServer, call: Callable[[], None]) -> _Timed:
-    """Return what a call costs Redis, of ROUNDS the mean, and how long it is waited for, the median."""
+def _timed(server: RedisServer, call: Callable[[], None], rounds: int) -> _Timed:
+    """Return what a call costs Redis, of all rounds the mean, and how long it is waited for, the median."""
     call()  # the script is compiled, connections are made
     waits = []
     before = server.cpu_seconds()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         begin = time.perf_counter()
         call()
         waits.append((time.perf_counter() - begin) * 1e6)
-    return _Timed((server.cpu_seconds() - before) / ROUNDS * 1e6, _median(waits))
+    return _Timed((server.cpu_seconds() - before) / rounds * 1e6, _median(waits))
 
 
 def _median(numbers: Sequence[float]) -> float:
