@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SHAPES = ((4096, 2048), (4096, 7168), (5120, 2560), (5120, 8704))  # outputs, a rank's inputs
 ROWS = (2112, 4224, 8192)
 LAYERS, ROUNDS = 8, 5
+IDLE_CYCLES = 8_000_000  # four milliseconds
 
 
 def measure(group: RankGroup, _: str, json_path: Path | None) -> None:
@@ -73,6 +74,7 @@ def _seconds(call: Callable[[], object], group: RankGroup) -> float:
     for _ in range(ROUNDS):
         torch.cuda.synchronize()
         group.barrier()
+        torch.cuda._sleep(IDLE_CYCLES)  # that all is launched when it begins
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(LAYERS):
