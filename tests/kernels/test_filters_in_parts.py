@@ -190,11 +190,11 @@ def test_kernels_draw_what_one_rank_draws(dtype, device):
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [expected] * 2
 
 
-@pytest.mark.parametrize("programs", [2, 7], ids=["row after row", "two to a row"])
+@pytest.mark.parametrize("programs", [2, 5], ids=["row after row", "two to a row"])
 def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     """One call after the other, of which the last leaves nothing for the next."""
     monkeypatch.setattr(peer_sampling, "CHUNK", 128)
-    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.8}]
+    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_k": 300, "top_p": 0.8}]
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(len(filters), 700, generator=generator)).to(device, dtype)
     logits[1, ::2] = 12.5
