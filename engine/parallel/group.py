@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
 
-from quire.engine.parallel.peers import NoPeers, connect, connect_line, measured, quick_pieces
+from quire.engine.parallel.peers import NoPeers, connect, measured
 from quire.kernels.parallel.buffers import SymmetricBuffers
-from quire.kernels.parallel.piece_sums import PieceSums
 from quire.kernels.parallel.ranks import PeerSums, rounded
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
 
@@ -49,16 +47,6 @@ class OneOfRanks:
             return self._peers.add_rms_norm(x, residual, weight, eps)
         return _add_rms_norm(rounded(x, residual), residual, weight, eps)
 
-    def add_rms_norm_of(
-        self,
-        multiply: Callable[[Tensor], Tensor],
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        return self.add_rms_norm(multiply(x), residual, weight, eps)
-
     def all_gather(self, x: Tensor) -> Tensor:
         return x.expand(self.size, *x.shape).contiguous()
 
@@ -83,7 +71,6 @@ class RankGroup:
         self.device = device
         self.store = store
         self.peers: PeerSums | None = None
-        self._pieces: PieceSums | None = None
         self._host = _gloo(store, rank, size)
         self._nccl = None if device.type == "cpu" else _nccl(store, rank, size, device)
         if with_peers and device.type == "cuda":
@@ -104,15 +91,6 @@ class RankGroup:
         peers = measured(buffers, self.all_reduce, self.gather)
         logger.info("rank %d: sums over the ranks go through peers' memory: %s", self.rank, peers.limits)
         self.peers = peers
-        if self.size != 2:  # of more, a copy for each of the others would be more bytes than NCCL's
-            return
-        try:
-            line = connect_line(self.rank, self.device, self.store, self.gather)
-        except NoPeers as error:
-            logger.warning("rank %d: sums of many rows are not copied: %s", self.rank, error)
-            return
-        self._pieces = quick_pieces(line, self.rank, self.device, self.add_rms_norm, self.gather)
-        logger.info("rank %d: sums of many rows are copied: %s", self.rank, self._pieces is not None)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of every rank's x, contiguous, in the order of the ranks; x may be overwritten."""
@@ -133,20 +111,6 @@ class RankGroup:
         if self.peers is not None and self.peers.supports(residual):
             return self.peers.add_rms_norm(x, residual, weight, eps)
         return _add_rms_norm(self.all_reduce(rounded(x, residual)), residual, weight, eps)
-
-    def add_rms_norm_of(
-        self,
-        multiply: Callable[[Tensor], Tensor],
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H]; of many rows copies go beside products."""
-        by_peers = self.peers is not None and self.peers.supports(residual)
-        if self._pieces is not None and not by_peers and self._pieces.takes(residual):
-            return self._pieces.add_rms_norm_of(multiply, x, residual, weight, eps)
-        return self.add_rms_norm(multiply(x), residual, weight, eps)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return every rank's x, contiguous: [size, *x.shape]."""
@@ -178,7 +142,7 @@ class RankGroup:
     def without_peers(self) -> RankGroup:
         """Return the same group that sums by NCCL or gloo alone."""
         other = copy.copy(self)
-        other.peers = other._pieces = None
+        other.peers = None
         return other
 
     def close(self, seconds: float = 0.0) -> None:
@@ -189,7 +153,6 @@ class RankGroup:
         """
         if self.peers is not None:
             self.peers.close()
-        self._pieces = None
         if self._nccl is not None:
             leaving = threading.Thread(target=self._nccl.abort, name="quire-nccl", daemon=True)
             leaving.start()

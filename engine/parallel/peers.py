@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quire.engine.parallel import copy_line
-from quire.engine.parallel.copy_line import CopyLine
 from quire.kernels.parallel.all_reduce import (
     one_shot,
     one_shot_norm,
@@ -26,18 +24,16 @@ from quire.kernels.parallel.all_reduce import (
 )
 from quire.kernels.parallel.buffers import BUFFERS, SymmetricBuffers, make_buffers
 from quire.kernels.parallel.peer_sums import Limits, PeerKernels
-from quire.kernels.parallel.piece_sums import PieceSums
 from quire.kernels.pointwise.norm import add_rms_norm
 
 UNITS = 2**24 + 2**16  # 16-bit numbers of a buffer: two-shot sums of 16 MiB, one-shot ones of 32 / ranks
 HIDDEN = 4096  # of what is measured
 KIB = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-PIECE_ROWS = 8192  # of what sums in pieces are measured with
 CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it
 _groups = itertools.count()
 
 Gather = Callable[[int], tuple[int, ...]]
-_Mapped = tuple[Tensor, list[int], Any]  # this rank's memory, where each rank's begins, what maps it
+_Mapped = tuple[Tensor, list[int], object]  # this rank's memory, where each rank's begins, what maps it
 
 
 class NoPeers(Exception):
@@ -51,36 +47,6 @@ def connect(
 
     gather: of every rank's value on the host. All ranks call this together.
     """
-    own, addresses, mapping = _reached(rank, size, device, store, BUFFERS * UNITS, gather)
-    buffers = make_buffers(rank, own.view(BUFFERS, UNITS), addresses, mapping=mapping)
-    torch.cuda.synchronize(device)
-    gather(0)  # nobody sends before all buffers are empty
-    return buffers
-
-
-def connect_line(rank: int, device: torch.device, store: dist.Store, gather: Gather) -> CopyLine:
-    """Return the line between two ranks. Raises NoPeers on both where torch does not give it."""
-    own, addresses, mapping = _reached(rank, 2, device, store, copy_line.UNITS, gather)
-    peer, (_, handle) = 1 - rank, mapping
-    other = handle.get_buffer(peer, (copy_line.UNITS,), torch.int16)
-    beside = addresses[peer] - other.data_ptr()  # where an allocator has cut the tensor out of what is mapped
-    if beside:
-        other = handle.get_buffer(peer, (copy_line.UNITS,), torch.int16, beside // 2)
-    if not min(gather(int(other.data_ptr() == addresses[peer]))):
-        raise NoPeers("torch's symmetric memory lies elsewhere than it says")
-    line = CopyLine(own, other, mapping)
-    torch.cuda.synchronize(device)
-    gather(0)  # nobody sends before all flags are down
-    return line
-
-
-def _reached(
-    rank: int, size: int, device: torch.device, store: dist.Store, units: int, gather: Gather
-) -> _Mapped:
-    """Map so many 16-bit numbers of every rank; return this rank's, and where each rank's begin.
-
-    Raises NoPeers on all ranks if one does not reach another's memory.
-    """
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     index = torch.cuda.current_device() if device.index is None else device.index
     devices = gather(index)
@@ -92,7 +58,7 @@ def _reached(
         raise NoPeers(f"GPUs {sorted(devices)} do not all reach each other's memory")
     mapped: _Mapped | str
     try:
-        mapped = _mapped(rank, size, device, store, units)
+        mapped = _mapped(rank, size, device, store)
     except Exception as error:  # of torch's; the other ranks wait to be told
         mapped = f"torch's symmetric memory: {type(error).__name__}: {error}"
     if not min(gather(int(not isinstance(mapped, str)))):
@@ -101,21 +67,24 @@ def _reached(
     own, bases, mapping = mapped
     # An allocator may have cut the tensor out of what peers map.
     offsets = gather(own.data_ptr() - bases[rank])
-    return own, [base + offset for base, offset in zip(bases, offsets, strict=True)], mapping
+    addresses = [base + offset for base, offset in zip(bases, offsets, strict=True)]
+    buffers = make_buffers(rank, own.view(BUFFERS, UNITS), addresses, mapping=mapping)
+    torch.cuda.synchronize(device)
+    gather(0)  # nobody sends before all buffers are empty
+    return buffers
 
 
-def _mapped(rank: int, size: int, device: torch.device, store: dist.Store, units: int) -> _Mapped:
+def _mapped(rank: int, size: int, device: torch.device, store: dist.Store) -> _Mapped:
     """Allocate this rank's memory, and map every rank's here."""
     import torch.distributed._symmetric_memory as symmetric
     from torch._C import _distributed_c10d as c10d
 
     functions: Any = c10d  # whose types differ between versions of torch
-    name = f"quire-{next(_groups)}"
-    own_store = dist.PrefixStore(f"peers-{name}", store)
+    name, own_store = f"quire-{next(_groups)}", dist.PrefixStore("peers", store)
     group = functions.ProcessGroup(own_store, rank, size)
     functions._register_process_group(name, group)  # which newer versions look up by its name
     functions._SymmetricMemory.set_group_info(name, rank, size, own_store)  # as older ones do
-    own = symmetric.empty(units, dtype=torch.int16, device=device)
+    own = symmetric.empty(BUFFERS * UNITS, dtype=torch.int16, device=device)
     mapping = functions._SymmetricMemory.rendezvous(own, name)
     return own, list(mapping.buffer_ptrs), (group, mapping)
 
@@ -152,38 +121,6 @@ def measured(buffers: SymmetricBuffers, library: Callable[[Tensor], Tensor], gat
         if not still:
             break
     return PeerKernels(buffers, Limits(**limits))
-
-
-def quick_pieces(
-    line: CopyLine, rank: int, device: torch.device, whole: Callable[..., object], gather: Gather
-) -> PieceSums | None:
-    """Return sums in pieces, if they are right and no slower than the `whole` sum with its norm.
-
-    Beside products, in whose shadow copies are, they are quicker than that.
-    """
-    pieces = PieceSums(line)
-    x = torch.full((PIECE_ROWS, HIDDEN), rank + 1.0, dtype=torch.bfloat16, device=device)
-    residual, weight = torch.zeros_like(x), x.new_ones(HIDDEN)
-    pieces.add_rms_norm_of(torch.clone, x, residual, weight, 1e-5)
-    right = bool((residual == 3.0).all())
-    times = []
-    for call in (
-        partial(pieces.add_rms_norm_of, torch.clone, x, residual, weight, 1e-5),
-        lambda: whole(x.clone(), residual, weight, 1e-5),
-    ):
-        call()
-        taken = []
-        for _ in range(ROUNDS):
-            torch.cuda.synchronize(device)
-            gather(0)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            end.synchronize()
-            taken.append(max(gather(int(begin.elapsed_time(end) * 1e6))))
-        times.append(sorted(taken)[ROUNDS // 2])
-    return pieces if min(gather(int(right))) and times[0] <= times[1] else None
 
 
 def _nanoseconds(call: Callable[[], object], gather: Gather) -> int:

@@ -169,7 +169,7 @@ def reference_add(
 def add_over_ranks(
     residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
 ) -> Hidden:
-    return _product_over_ranks(layer.part, whole(x), residual, layer, norm, eps)
+    return _sum_over_ranks(layer.part(whole(x)), residual, layer, norm, eps)
 
 
 def fused_add_over_ranks(
@@ -184,10 +184,7 @@ def fused_add_over_ranks(
 def matmul_add_over_ranks(
     residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
 ) -> Hidden:
-    def multiply(rows: Tensor) -> Tensor:
-        return hopper_matmul(rows, layer.weight)
-
-    return _product_over_ranks(multiply, whole(x), residual, layer, norm, eps)
+    return _sum_over_ranks(hopper_matmul(whole(x), layer.weight), residual, layer, norm, eps)
 
 
 def streamed_add_over_ranks(
@@ -204,14 +201,6 @@ def streamed_parts_over_ranks(
     """Leave parts of long sums to what sends them to the other ranks."""
     parts = hopper_linear_parts(whole(x), layer.weight, tiles)
     return _sum_over_ranks(parts, residual, layer, norm, eps)
-
-
-def _product_over_ranks(
-    multiply: Callable[[Tensor], Tensor], x: Tensor, residual: Tensor, layer: Linear, norm: Tensor, eps: float
-) -> Hidden:
-    """Have the ranks decide whether to compute a product of many rows in pieces."""
-    assert layer.ranks is not None
-    return _after_norm(*layer.ranks.add_rms_norm_of(multiply, x, residual, norm, eps))
 
 
 def _sum_over_ranks(part: Tensor, residual: Tensor, layer: Linear, norm: Tensor, eps: float) -> Hidden:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -28,17 +27,6 @@ class SumOverRanks(Protocol):
         The sum is rounded to the residual's dtype before it is added, as `pointwise.norm.add_rms_norm` does.
         x may be overwritten. Or x [S, T, H] in fp32: parts of this rank's term, which is rounded first.
         """
-        ...
-
-    def add_rms_norm_of(
-        self,
-        multiply: Callable[[Tensor], Tensor],
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Do `add_rms_norm` of multiply(x): [T, K] -> [T, H], whose rows may be computed in pieces."""
         ...
 
 

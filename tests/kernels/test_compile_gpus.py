@@ -31,7 +31,7 @@ from quire.kernels.attention.decode_kernel import decode_kernel
 from quire.kernels.attention.key_tiles import KeyTiles
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
-from quire.kernels.parallel import all_reduce, piece_sums
+from quire.kernels.parallel import all_reduce
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
 from quire.kernels.sampling import logprobs, part_thresholds, peer_sampling
 from quire.kernels.sampling import masks as token_mask
@@ -198,7 +198,6 @@ def small_cases() -> dict[str, Case]:
     pointers |= {"own_ptr": "*i16", "addresses_ptr": "*i64", "state_ptr": "*i32"}
     norm_of_8b = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 4, "DEPENDENT": True}
     wide = {"HIDDEN": 4096, "BLOCK": 4096, "PARTS": 0}
-    of_pieces = {"HIDDEN": 4096, "BLOCK": 4096}
     of_two = {"RANKS": 2, "BEGIN": 0, "END": 9, "DEPENDENT": True}
     all_known: dict[str, object] = {"known_ptr": None}
     chunks = {"VOCABULARY": 151936, "CHUNK": logprobs.CHUNK}
@@ -220,7 +219,6 @@ def small_cases() -> dict[str, Case]:
         "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
-        "two_pieces": (piece_sums._add_two_norm_kernel, of_pieces, 16, {}),
         "kept_by_peers": (peer_sampling._keep_kernel, kept, 8, {}),
         "drawn_by_peers": (peer_sampling._best_kernel, drawn, 4, {"best_ptr": "*fp32"}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),

@@ -51,16 +51,6 @@ class Rank:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm_reference(self.all_reduce(x), residual, weight, eps)
 
-    def add_rms_norm_of(
-        self,
-        multiply: Callable[[Tensor], Tensor],
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:
-        return self.add_rms_norm(multiply(x), residual, weight, eps)
-
 
 def on_all(meeting: Meeting, work: Callable[[int], Result]) -> list[Result]:
     """Run the work of each rank at the same time. Raises what the first that fails raises."""

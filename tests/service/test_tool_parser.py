@@ -77,6 +77,8 @@ CASES: list[tuple[RegionFormat, str, Message]] = [
     (LLAMA, llama("get_weather", WEATHER), ("", [("get_weather", WEATHER)])),
     (LLAMA, f"<|python_tag|>{llama('f', '{}')}", ("", [("f", "{}")])),
     (LLAMA, f"\n {llama('f', '{}')}; {llama('f', WEATHER)}", ("", [("f", "{}"), ("f", WEATHER)])),
+    (LLAMA, f"{llama('f', '{}')}, {llama('f', '{}')}", (f", {llama('f', '{}')}", [("f", "{}")])),
+    (LLAMA, f"{llama('f', '{}')};", ("", [("f", "{}")])),
     (LLAMA, '{"type": "function", "name": "f", "parameters": {"x": 1}}', ("", [("f", '{"x": 1}')])),
     (LLAMA, f"Sure: {llama('f', '{}')}", (f"Sure: {llama('f', '{}')}", [])),
     (LLAMA, llama("unknown", "{}"), (llama("unknown", "{}"), [])),

@@ -73,7 +73,7 @@ CallFormat = RegionFormat | HarmonyCalls
 
 HERMES = RegionFormat(("<tool_call>",), "", read_hermes, write_hermes, within=("</tool_call>",))
 LLAMA = RegionFormat(
-    (), "", read_llama, write_llama, tag=PYTHON_TAG, brackets="{", repeats=False, between="; "
+    (), "", read_llama, write_llama, tag=PYTHON_TAG, brackets="{", repeats=False, between="; ", apart=";"
 )
 HARMONY_CALLS = HarmonyCalls()
 QWEN_CODER = RegionFormat(("<tool_call>",), "</tool_call>", read_qwen, write_qwen)

@@ -11,7 +11,7 @@ from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps
 from quire.service.text.tools.lark import TokenOf, free_text, literal
 from quire.service.text.tools.protocol import Function
 
-_SPACE = " \t\r\n;,"  # around calls without markers
+_SPACE = " \t\r\n"
 
 Reader = Callable[[Incoming, Functions], Steps[None]]
 """Tells of the calls in a region, up to its end. Raises NoCall if it is something else."""
@@ -37,6 +37,7 @@ class RegionFormat:
     between: str = "\n"  # two regions
     brackets: str = "[{"
     tag: str = ""  # which may stand before a bracket
+    apart: str = ";,"  # what stands between calls without markers, beside white space
 
     @property
     def begin(self) -> str:
@@ -128,7 +129,7 @@ class RegionParser:
     def _bare(self) -> Iterator[Piece]:
         """Without a marker a region is what begins with a bracket, where only calls have come."""
         text, around = self._incoming.text, (*self._form.around, self._form.tag)
-        start = _bare_start(text, around) if self._fresh else text
+        start = _bare_start(text, around, _SPACE + self._form.apart) if self._fresh else text
         if self._fresh and start and start[0] in self._form.brackets:
             self._incoming.text = start
             self._enter(text[: len(text) - len(start)])
@@ -181,9 +182,9 @@ class RegionParser:
             yield from self._say(lead)
 
 
-def _bare_start(text: str, around: tuple[str, ...]) -> str:
-    """Return what follows the white space and the markers at the beginning."""
-    start = text.lstrip(_SPACE)
+def _bare_start(text: str, around: tuple[str, ...], space: str) -> str:
+    """Return what follows the characters of `space` and the markers at the beginning."""
+    start = text.lstrip(space)
     while marker := next((each for each in around if each and start.startswith(each)), ""):
-        start = start[len(marker) :].lstrip(_SPACE)
+        start = start[len(marker) :].lstrip(space)
     return start
