@@ -24,7 +24,7 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
     for number, tokens in enumerate(prefixes, 1):
         if not tokens:
             raise ValueError(f"prefix {number} of --pin-prefix has no tokens: there is nothing to pin")
-    runs = [blocks.open_to_all(tokens) for tokens in prefixes]
+    runs = [blocks.contents.open_to_all(tokens) for tokens in prefixes]
     wanted = len(set(chain.from_iterable(runs))) + blocks.tails.num_wanted
     if blocks.windows is not None:  # and what is read where each of them ends
         wanted += sum(blocks.windows.blocks_behind(len(run)) for run in runs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Listed
-from itertools import chain
 
 from quire.engine.hashing import Prefix
 from quire.engine.memory.move_kinds import ALLOCATE, FORK, HIT, HOST, KINDS, RELEASE, SWAP_IN, SWAP_OUT
@@ -39,28 +37,23 @@ class HostTier:
     def _evicted(self, block: int) -> None:
         next(cache for cache in self.caches if block in cache).forget(block)
 
-    def swap_out(
-        self,
-        tables: Mapping[Sequence, list[int]],
-        moves: Moves,
-        windows: Mapping[Sequence, list[WindowTable]] | None = None,
-    ) -> bool:
-        """Copy the device blocks in the tables of a group, shared ones once; False without room for them.
-
-        windows: the window tables of its sequences.
-        """
-        windows = windows or {}
-        others = [table.blocks for each in windows.values() for table in each]
-        if not self.pool.num_blocks or len(set(chain(*tables.values(), *others))) > self.pool.num_available:
+    def swap_out(self, sequences: Listed[Sequence], moves: Moves) -> bool:
+        """Copy the device blocks in the tables of a group, shared ones once; False without room for them."""
+        # A copy that the next plan would have made is not going to be: its source is what holds the tokens.
+        sources = {destination: source for source, destination in moves.copies.values()}
+        named = {sources.get(block, block) for sequence in sequences for block in sequence.blocks}
+        if not self.pool.num_blocks or len(named) > self.pool.num_available:
             return False
         placed: dict[int, int] = {}
-        for sequence, table in tables.items():
+        for sequence in sequences:
             sequence.host_published = sequence.published
-            sequence.host_table = self._place_all(0, sequence, WindowTable(0, table), placed, moves)
-            sequence.host_window_tables = [
-                WindowTable(each.first, self._place_all(group, sequence, each, placed, moves))
-                for group, each in enumerate(windows.get(sequence, ()), 1)
-            ]
+            table = WindowTable(0, [sources.get(block, block) for block in sequence.table])
+            sequence.host_table = self._place_all(0, sequence, table, placed, moves)
+            sequence.host_window_tables = []
+            for group, each in enumerate(sequence.window_tables, 1):
+                table = WindowTable(each.first, [sources.get(block, block) for block in each.blocks])
+                table.blocks = self._place_all(group, sequence, table, placed, moves)
+                sequence.host_window_tables.append(table)
             self._note(ALLOCATE, sequence)
         return True
 

@@ -70,7 +70,7 @@ def check_windows(blocks: BlockManager, sequences: Iterable[TokenSequence]) -> N
             assert table.end == len(sequence.table), "a table of a window group ends elsewhere"
         if sequence.row != NO_ROW and blocks.windows is not None:
             given_back = sum(table.first for table in tables) * blocks.block_size
-            assert blocks.windows.given_back(sequence.row) == given_back, "tokens given back are miscounted"
+            assert blocks._rows.given_back[sequence.row] == given_back, "tokens given back are miscounted"
 
 
 def check_host_tier(

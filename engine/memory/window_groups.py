@@ -9,7 +9,7 @@ from quire.engine.memory.move_kinds import ALLOCATE, COPY, FORK, HIT, RELEASE
 from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pool import BlockPool
-from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.memory.window_blocks import WindowBlocks
 from quire.engine.memory.window_group import WindowGroup
 from quire.engine.memory.window_match import match_windows
@@ -63,10 +63,6 @@ class WindowGroups:
     def _begin(self, sequence: TokenSequence) -> None:
         if not sequence.window_tables:
             sequence.window_tables = [WindowTable() for _ in self._groups]
-
-    def given_back(self, row: int) -> int:
-        """Return how many tokens the tables of `row` have given back, or never had."""
-        return int(self._rows.given_back[row])
 
     def _note_given_back(self, sequence: TokenSequence) -> None:
         blocks = sum(table.first for table in sequence.window_tables)
@@ -245,14 +241,14 @@ class WindowGroups:
         tables = self._tables(sequence)
         return all(table.first <= group.first_block(position) for group, _, table in tables)
 
-    def attach(self, sequence: TokenSequence, found: Sequence[WindowBlocks], end: int) -> int:
-        """Begin the tables of `sequence`, up to logical block `end`, with what was found on the device.
+    def attach(self, sequence: TokenSequence, found: Found) -> int:
+        """Begin the tables of `sequence` with what was found on the device.
 
         Return the first block that is not there yet: it is computing, or `bring` takes it from host memory.
         """
         self._begin(sequence)
-        there = end
-        for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
+        there = end = len(found)
+        for (group, _, table), part in zip(self._tables(sequence), found.windows, strict=bool(found)):
             table.first, table.blocks = part.first, list(part.blocks)
             for logical, block in enumerate(part.blocks, part.first):
                 if logical not in part.on_host:
@@ -263,11 +259,9 @@ class WindowGroups:
             assert table.end == end, "not all that was found of a window group"
         return there
 
-    def bring(
-        self, sequence: TokenSequence, found: Sequence[WindowBlocks], bring: Callable[[int], int]
-    ) -> None:
+    def bring(self, sequence: TokenSequence, found: Found, bring: Callable[[int], int]) -> None:
         """Have blocks of the device, which `bring` gives for host blocks, in what `attach` began."""
-        for (group, _, table), part in zip(self._tables(sequence), found, strict=bool(found)):
+        for (group, _, table), part in zip(self._tables(sequence), found.windows, strict=bool(found)):
             for logical in sorted(part.on_host):
                 block = bring(table.block(logical))
                 self._ring.note_one(ALLOCATE + group.mark, sequence, logical, block)
@@ -285,7 +279,7 @@ class WindowGroups:
 
     def publish(
         self, sequence: TokenSequence, prefixes: list[Prefix], begin: int, end: int, moves: Moves
-    ) -> None:
+    ) -> int:
         """Make the logical blocks begin..end-1 findable for good; as `BlockManager.publish`."""
         for group, row, table in self._tables(sequence):
             for logical in range(max(begin, table.first), end):
@@ -300,3 +294,4 @@ class WindowGroups:
                     self._ring.note_one(FORK + group.mark, sequence, logical, found)
                     table.blocks[logical - table.first] = found
                     moves.entries[row, logical] = found
+        return max(begin, end)

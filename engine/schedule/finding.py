@@ -19,7 +19,7 @@ def find(state: SchedulerState, sequence: Sequence) -> Found:
         found = found.first(len(found) - 1)
     if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
         return blocks.first_of(sequence, found, (group.prompt_logprobs_asked - 1) // blocks.block_size)
-    return blocks.with_tail(sequence, found)
+    return blocks.contents.with_tail(sequence, found)
 
 
 def is_whole(state: SchedulerState, sequence: Sequence, found: Found) -> bool:
@@ -36,7 +36,7 @@ def begin_later(state: SchedulerState, sequence: Sequence) -> None:
     """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
     blocks, first = state.blocks, sequence.group.in_cache[0]
     most = (sequence.num_tokens - 1) // blocks.block_size
-    found = blocks.first_on_device(sequence, find(state, sequence), most)
+    found = blocks.contents.first_on_device(sequence, find(state, sequence), most)
     shared = min(sequence.group.num_prompt // blocks.block_size, most)
     if first is not sequence and shared > len(found) and blocks.reaches(first, shared):
         blocks.fork(first, sequence, shared)

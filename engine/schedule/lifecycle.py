@@ -131,7 +131,7 @@ def expect_write(state: SchedulerState, sequence: Sequence) -> None:
 
 def pin(state: SchedulerState, tokens: list[int]) -> None:
     """Never evict the blocks of `tokens`, which are open to all and cached."""
-    for block in state.blocks.pinned_blocks(state.blocks.open_to_all(tokens)):
+    for block in state.blocks.contents.pinned_blocks(state.blocks.contents.open_to_all(tokens)):
         state.blocks.pool.pin(block)
     for block in state.blocks.tails.blocks():
         state.blocks.pool.pin(block)

@@ -63,5 +63,5 @@ def _miss(state: SchedulerState, sequence: Sequence, found: Found) -> Miss | Non
         return None
     if group.prompt_logprobs is not None:
         return Miss("prompt_logprobs", token)
-    miss = blocks.explain_miss(sequence, len(found))
+    miss = blocks.contents.explain_miss(sequence, len(found))
     return miss if found.tail is None else msgspec.structs.replace(miss, token=token)

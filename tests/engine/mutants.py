@@ -128,16 +128,21 @@ MUTANTS = [
     # -- block_manager -------------------------------------------------------------------------------------
     Mutant(
         "a writable block may be shared",
-        "memory.manager",
-        "self.pool.count(block) == 1 and",
-        "self.pool.count(block) <= 2 and",
+        "memory.full_group",
+        "self._pool.count(block) == 1 and",
+        "self._pool.count(block) <= 2 and",
     ),
-    Mutant("a pinned tail is written", "memory.manager", " and block not in self.tails and", " and"),
+    Mutant(
+        "a pinned tail is written",
+        "memory.full_group",
+        " and block not in self._tails and",
+        " and",
+    ),
     Mutant(
         "a prompt that ends in a pinned tail has no token left to compute",
-        "memory.manager",
-        "sequence.tokens[num_blocks * self.block_size : -1]",
-        "sequence.tokens[num_blocks * self.block_size :]",
+        "memory.contents",
+        "sequence.tokens[num_blocks * self._block_size : -1]",
+        "sequence.tokens[num_blocks * self._block_size :]",
     ),
     Mutant(
         "a pinned tail is shared by those whose tokens differ",
@@ -151,35 +156,40 @@ MUTANTS = [
         "self._after.get(before, ())",
         "[tail for tails in self._after.values() for tail in tails]",
     ),
-    Mutant("a findable block is written", "memory.manager", " and block not in self.cache\n", "\n"),
+    Mutant(
+        "a findable block is written",
+        "memory.full_group",
+        " and block not in self.cache\n",
+        "\n",
+    ),
     Mutant(
         "the source of a copy is not held",
-        "memory.manager",
-        "        self.pool.hold(source)  # nobody may get it before the copy was made\n",
+        "memory.full_group",
+        "        self._pool.hold(source)  # nobody may get it before the copy was made\n",
         "",
     ),
     Mutant(
         "the copied block stays in the table",
-        "memory.manager",
+        "memory.full_group",
         "        sequence.table[logical] = destination\n",
         "",
     ),
     Mutant(
         "the device is not told of a copy's table",
-        "memory.manager",
-        "        self.moves.entries[sequence.row, logical] = destination\n",
+        "memory.full_group",
+        "        moves.entries[sequence.row, logical] = destination\n",
         "",
     ),
     Mutant(
         "the device is not told of the shared twin",
-        "memory.manager",
-        "                    self.moves.entries[sequence.row, logical] = found\n",
+        "memory.full_group",
+        "                moves.entries[sequence.row, logical] = found\n",
         "",
     ),
     Mutant(
         "a twin taken without a reference",
-        "memory.manager",
-        "                    pool.share(found)\n",
+        "memory.full_group",
+        "                pool.share(found)\n",
         "",
     ),
     Mutant(
@@ -191,26 +201,27 @@ MUTANTS = [
     Mutant("published blocks outlive the table", "memory.manager", "        sequence.published = 0\n", ""),
     Mutant(
         "forks of a block that was computed twice no longer share it",
-        "memory.manager",
-        "                elif pool.count(block) == 1:\n",
-        "                else:\n",
+        "memory.full_group",
+        "            elif pool.count(block) == 1:\n",
+        "            else:\n",
     ),
     Mutant(
         "moves of a row that was left are made all the same",
-        "memory.manager",
-        "self.moves.leave(sequence.row, 0, len(table))\n",
-        "pass\n",
-    ),
-    Mutant(
-        "a copy for a row that was left is made all the same",
-        "memory.manager",
-        "        self.moves.undo_copy(sequence.row, self.pool)\n",
+        "memory.full_group",
+        "        moves.leave(sequence.row, 0, len(table))\n",
         "",
     ),
     Mutant(
+        "a copy for a row that was left is made all the same",
+        "memory.full_group",
+        "        moves.leave(sequence.row, 0, len(table))\n"
+        "        moves.undo_copy(sequence.row, self._pool)\n",
+        "        moves.leave(sequence.row, 0, len(table))\n",
+    ),
+    Mutant(
         "a copy for a block that a fork gave back is made all the same",
-        "memory.manager",
-        "            self.moves.undo_copy(child.row, self.pool)\n",
+        "memory.full_group",
+        "            moves.undo_copy(sequence.row, self._pool)\n",
         "",
     ),
     Mutant(
@@ -221,20 +232,20 @@ MUTANTS = [
     ),
     Mutant(
         "a beam that follows another has not got its last tokens",
-        "memory.manager",
-        "            self._copy(child.row, parent.table[logical], table[logical])\n",
+        "memory.full_group",
+        "            self._copy(child.row, parent.table[logical], table[logical], moves)\n",
         "            pass\n",
     ),
     Mutant(
         "a beam's last tokens are copied to a block of others",
-        "memory.manager",
-        "            and self.is_writable(child, position)\n",
+        "memory.full_group",
+        "            and self.is_writable(child, logical)\n",
         "",
     ),
     Mutant(
         "a beam's last tokens are copied over what a transfer reads",
-        "memory.manager",
-        "            and not self.pool.is_held(child.table[logical])\n",
+        "memory.full_group",
+        "            and not self._pool.is_held(child.table[logical])\n",
         "",
     ),
     Mutant(
@@ -245,39 +256,39 @@ MUTANTS = [
     ),
     Mutant(
         "a fork keeps what it shares no more",
-        "memory.manager",
+        "memory.full_group",
         "                given_back.append(old)\n",
         "                pass\n",
     ),
     Mutant(
         "a fork stays where it was",
-        "memory.manager",
+        "memory.full_group",
         "            if old == new:\n",
         "            if old is not None:\n",
     ),
     Mutant(
         "a fork takes as many blocks for published as it had before",
         "memory.manager",
-        "        child.published = min(parent.published, len(table))\n",
+        "        child.published = min(parent.published, end)\n",
         "",
     ),
     Mutant(
         "the device hears of blocks that a fork gave back",
-        "memory.manager",
-        "                self.moves.entries.pop((child.row, logical), None)\n",
-        "                pass\n",
+        "memory.full_group",
+        "            if new is None:\n                moves.entries.pop((sequence.row, logical), None)\n",
+        "            if new is None:\n                pass\n",
     ),
     Mutant(
         "a fork without references",
-        "memory.manager",
-        "                self.pool.share(new)\n",
+        "memory.full_group",
+        "                self._pool.share(new)\n",
         "",
     ),
     Mutant(
         "host hits are read before they came",
-        "memory.manager",
-        "            sequence.table.append(self.host.bring(block, self.moves))\n",
-        "            sequence.table.append(self.pool.allocate())\n",
+        "memory.full_group",
+        "            table.append(bring(block))\n",
+        "            table.append(self._pool.allocate())\n",
     ),
     Mutant(
         "a hit whose parents are not compared",
@@ -316,23 +327,24 @@ MUTANTS = [
     Mutant(
         "computing before it is planned",
         "memory.manager",
-        "end // self.block_size)\n        blocks =",
-        "min(len(sequence.table), sequence.num_tokens // self.block_size))\n        blocks =",
+        "        begin, end = start // self.block_size, end // self.block_size\n",
+        "        begin = start // self.block_size\n"
+        "        end = min(len(sequence.table), sequence.num_tokens // self.block_size)\n",
     ),
     Mutant(
         "a computing block published without its beginning",
-        "memory.manager",
-        "        sequence.published = next(computing, len(found.device))\n",
-        "        sequence.published = len(found.device)\n",
+        "memory.full_group",
+        "        there = next(computing, len(found.device))\n",
+        "        there = len(found.device)\n",
     ),
     Mutant(
         "published while computing",
-        "memory.manager",
-        "        self.moves.written.update(blocks)\n",
-        "        self.moves.written.update(blocks)\n"
+        "memory.full_group",
+        "        moves.written.update(blocks)\n",
+        "        moves.written.update(blocks)\n"
         "        for block in self.cache.computing.intersection(blocks):\n"
         "            self.cache.publish(self.cache.prefix(block), block)\n"
-        "            self.pool.keep(block)\n",
+        "            self._pool.keep(block)\n",
     ),
     Mutant(
         "published and still computing",
@@ -366,7 +378,7 @@ MUTANTS = [
     ),
     Mutant(
         "what failed is kept",
-        "memory.manager",
+        "memory.contents",
         "            pool.discard(block)\n",
         "            pass\n",
     ),
@@ -516,7 +528,7 @@ MUTANTS = [
     Mutant(
         "a beam keeps the digests of the one it was",
         "memory.manager",
-        "        child.prefixes = parent.prefixes[: len(table)]\n",
+        "        child.prefixes = parent.prefixes[:end]\n",
         "",
     ),
     Mutant(
@@ -539,9 +551,9 @@ MUTANTS = [
     ),
     Mutant(
         "nobody hears that two beams are to write to the same block",
-        "memory.manager",
-        "        return begun and not copied\n",
-        "        return False\n",
+        "memory.full_group",
+        "return None if begun and not copied else int(copied)",
+        "return int(copied)",
     ),
     Mutant(
         "a beam that ended keeps its blocks",
@@ -557,8 +569,8 @@ MUTANTS = [
     ),
     Mutant(
         "a copy that is not going to be made is swapped out",
-        "memory.manager",
-        "[sources.get(b, b) for b in sequence.table]",
+        "memory.host_tier",
+        "[sources.get(block, block) for block in sequence.table]",
         "list(sequence.table)",
     ),
     Mutant(
@@ -643,7 +655,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks that the device is not told of",
-        "memory.manager",
+        "memory.full_group",
         "            entries[row, len(table)] = block\n",
         "",
     ),
@@ -784,7 +796,7 @@ MUTANTS = [
     ),
     Mutant(
         "what was found for the tokens of another beam",
-        "memory.manager",
+        "memory.contents",
         "if match is None or match.prefixes is not prefixes:",
         "if match is None:",
     ),

@@ -108,7 +108,7 @@ def simulate(seed: int) -> Counter[str]:
     assert isinstance(runner, PoisonedRunner)
     if seed % 2:
         runner.delay = lambda: rng.randint(0, LONGEST_DELAY)
-    pins = scheduler.blocks._prefixes is not None and seed % 5 == 3 and num_blocks * block_size >= 16
+    pins = scheduler.blocks.has_prefix_cache and seed % 5 == 3 and num_blocks * block_size >= 16
     if pins:
         pin_prefixes(core, [COMMON[:8]])
     hiccups = [rng.random() for _ in range(rng.choice([0, MAX_FRUITLESS - 1]))]

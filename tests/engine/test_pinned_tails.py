@@ -15,7 +15,7 @@ PINNED = list(range(10))  # two full blocks of four, and two tokens
 def pinned_tables() -> tuple[Tables, int]:
     """A block manager in which PINNED was computed and ended; the block that holds its last tokens."""
     tables = Tables(12, 4, hasher=BlockHasher(4, seed=0))
-    prefixes = tables.blocks.open_to_all(PINNED)
+    prefixes = tables.blocks.contents.open_to_all(PINNED)
     (sequence,) = tables.group(PINNED)
     tables.write(sequence, [])
     tail = sequence.table[2]
@@ -32,7 +32,7 @@ def pinned_tables() -> tuple[Tables, int]:
 
 def found_by(tables: Tables, prompt: list[int], salt: str = "tenant") -> tuple[Sequence, Found]:
     (sequence,) = tables.group(prompt, salt=salt)
-    return sequence, tables.blocks.with_tail(sequence, tables.blocks.match(sequence))
+    return sequence, tables.blocks.contents.with_tail(sequence, tables.blocks.match(sequence))
 
 
 def test_it_is_found_as_far_as_tokens_agree_but_for_the_last_one() -> None:
@@ -78,7 +78,7 @@ def test_the_first_write_behind_it_goes_to_a_copy() -> None:
 def test_it_goes_to_host_memory_with_a_group_that_has_not_written_yet() -> None:
     """A copy that the next plan would have made is not going to be: the pinned block holds the tokens."""
     tables = Tables(12, 4, hasher=BlockHasher(4, seed=0), num_host_blocks=8)
-    tables.blocks.open_to_all(PINNED)
+    tables.blocks.contents.open_to_all(PINNED)
     (sequence,) = tables.group(PINNED)
     tables.write(sequence, [])
     tail = sequence.table[2]

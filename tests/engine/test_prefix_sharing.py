@@ -50,7 +50,7 @@ def test_a_tenant_finds_only_its_own() -> None:
 
 def test_what_is_open_to_all_is_found_by_all_and_what_comes_after_it_is_not() -> None:
     tables = make_tables(16)
-    tables.blocks.open_to_all([1, 2, 3, 4, 5])
+    tables.blocks.contents.open_to_all([1, 2, 3, 4, 5])
     blocks = cached(tables, [1, 2, 3, 4, 5, 6], salt="a")
     assert found(tables, [1, 2, 3, 4, 5, 6], salt="a") == blocks
     assert found(tables, [1, 2, 3, 4, 5, 6], salt="b") == found(tables, [1, 2, 3, 4, 5, 6]) == blocks[:2]

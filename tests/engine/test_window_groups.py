@@ -74,7 +74,7 @@ def test_a_hit_ends_where_a_window_is_no_longer_cached() -> None:
     assert len(begin(tables, [*range(8), 99])[1]) == 4  # and this, too
     shorter, found = begin(tables, [*range(7), 99])
     assert len(found) == 1  # behind three blocks, token 6 would read tokens 2 and 3
-    assert tables.blocks.explain_miss(shorter, len(found)).kind == "behind_window"
+    assert tables.blocks.contents.explain_miss(shorter, len(found)).kind == "behind_window"
     tables.check()
 
 
@@ -193,7 +193,7 @@ def test_a_pinned_prefix_keeps_what_is_read_behind_it() -> None:
     while pool.num_cached > 8:
         pool.evict()
     tables = core.scheduler.blocks
-    assert len(tables.pinned_blocks(tables.open_to_all(pinned))) == 8
+    assert len(tables.contents.pinned_blocks(tables.contents.open_to_all(pinned))) == 8
 
 
 def test_a_request_is_refused_only_if_it_could_never_run() -> None:
