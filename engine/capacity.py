@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,21 +23,30 @@ class Capacity:
     max_num_seqs: int
     max_model_len: int
     vocab_size: int
-    windows: tuple[int, ...] = ()  # tokens that each cache group after the first keeps; that keeps all
+    windows: tuple[int, ...] = ()  # tokens that each cache group keeps whose layers have windows
+    keeps_all: bool = True  # whether there is another one before these, which keeps all tokens
     step_tokens: int = 0  # of a sequence at most, in a step: they may be there beside a window
     pools: bool = False  # whether prompts give vectors, and not text
 
     @property
     def pages(self) -> int:
         """KV blocks that the tokens of one block take: one in each cache group."""
-        return 1 + len(self.windows)
+        return self.keeps_all + len(self.windows)
 
-    def window_blocks(self, tokens: int) -> int:
-        """Return the most KV blocks that so many tokens of a sequence need at once in window groups."""
-        total = -(-tokens // self.block_size)
+    def blocks(self, full: int, lengths: Sequence[int], behind: int = 0) -> int:
+        """Return the most KV blocks that sequences of so many tokens need at once, in all cache groups.
+
+        full: what they need in a group that keeps all tokens, and so no more in one with a window. behind:
+        blocks behind its window that such a group keeps for one of them.
+        """
+        windows = (behind + sum(self._kept(window, tokens) for tokens in lengths) for window in self.windows)
+        return self.keeps_all * full + sum(min(full, each) for each in windows)
+
+    def _kept(self, window: int, tokens: int) -> int:
+        """Return the most blocks that so many tokens of a sequence need at once in a group with a window."""
         # What a chunk of `step_tokens` reads and writes may begin and end within a block.
-        kept = (-(-(window - 1 + self.step_tokens) // self.block_size) + 1 for window in self.windows)
-        return sum(min(total, each) for each in kept)
+        most = -(-(window - 1 + self.step_tokens) // self.block_size) + 1
+        return min(-(-tokens // self.block_size), most)
 
     def check(self, request: Request) -> Int32:
         """Return the prompt [N]. Raise FieldError, with the numbers, when the request could never run."""
@@ -109,12 +118,11 @@ class Capacity:
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
         """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
         shared = prompt // self.block_size
-        full = shared + n * (-(-(prompt + max_tokens - 1) // self.block_size) - shared)
-        if not self.windows:
-            return full
+        tokens = prompt + max_tokens - 1
+        full = shared + n * (-(-tokens // self.block_size) - shared)
         # When n are computed again, the first keeps what the others go on from behind the prompt.
-        behind = len(self.windows) * -(-max_tokens // self.block_size) if n > 1 else 0
-        return full + n * self.window_blocks(prompt + max_tokens - 1) + behind
+        behind = -(-max_tokens // self.block_size) if n > 1 else 0
+        return self.blocks(full, [tokens] * n, behind)
 
     def _room_beside_windows(self, prompt: int, n: int) -> int:
         new = range(1, self.max_model_len - prompt + 1)

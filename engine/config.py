@@ -136,7 +136,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     rank_memory_bytes: tuple[int, ...] = ()  # that each rank took of its device when it had started
     all_reduce_seconds: float = 0.0  # of one token's hidden states over the ranks; 0 with one
     group_layers: tuple[int, ...] = ()  # of each cache group
-    group_windows: tuple[int, ...] = ()  # tokens that each cache group after the first keeps; that keeps all
+    group_windows: tuple[int, ...] = ()  # tokens that each cache group keeps whose layers have windows
+    keeps_all: bool = True  # whether there is another one before these, which keeps all tokens
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
     hidden_size: int = 0  # of a hidden state, which a model that embeds gives
     pooling: Pooling | None = None  # None: the model generates text
@@ -150,13 +151,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             windows=self.group_windows,
+            keeps_all=self.keeps_all,
             step_tokens=min(self.max_num_batched_tokens, self.max_model_len),
             pools=self.pooling is not None,
         )
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many KV blocks a request of so many tokens takes alone, in all cache groups."""
-        return -(-tokens // self.block_size) + self.capacity.window_blocks(tokens)
+        return self.capacity.blocks(-(-tokens // self.block_size), [tokens])
 
     @property
     def max_request_tokens(self) -> int:

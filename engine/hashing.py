@@ -52,12 +52,18 @@ class Prefix(msgspec.Struct, eq=False, gc=False):
     is_public: bool = False  # the operator's own, for every tenant to find
 
     @property
-    def parent(self) -> Digest | None:
-        """Return the digest of the block before, across the place where a tenant's salt comes in."""
+    def previous(self) -> Prefix | None:
+        """The block before, across the place where a tenant's salt comes in."""
         before = self.before
         if before is not None and isinstance(before.content, str):
             before = before.before
-        return None if before is None else before.digest
+        return before
+
+    @property
+    def parent(self) -> Digest | None:
+        """Return the digest of the block before."""
+        previous = self.previous
+        return None if previous is None else previous.digest
 
     def equals(self, other: Prefix | None) -> bool:
         """Return whether both are the same tokens of the same tenant, to the very first.

@@ -25,7 +25,9 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
         if not tokens:
             raise ValueError(f"prefix {number} of --pin-prefix has no tokens: there is nothing to pin")
     runs = [blocks.contents.open_to_all(tokens) for tokens in prefixes]
-    wanted = len(set(chain.from_iterable(runs))) + blocks.tails.num_wanted
+    wanted = blocks.tails.num_wanted
+    if blocks.full is not None:
+        wanted += len(set(chain.from_iterable(runs)))
     if blocks.windows is not None:  # and what is read where each of them ends
         wanted += sum(blocks.windows.blocks_behind(len(run)) for run in runs)
     budget = int(num_blocks * PINNED_SHARE)

@@ -97,12 +97,18 @@ def _start(
 
 
 def group_windows(model: ModelConfig, max_model_len: int, device: torch.device) -> tuple[int, ...]:
-    """Return how many of the last tokens each cache group after the first keeps.
+    """Return how many of the last tokens each cache group keeps, but for a first one that keeps all.
 
     On a GPU kernels read whole tiles of keys, of which those before the window are masked, but not unread.
     """
     beside = LARGEST_KEY_TILE - 1 if device.type == "cuda" else 0
-    return tuple(group.window + beside if group.window else max_model_len for group in model.cache_groups[1:])
+    groups = model.cache_groups[1 if keeps_all(model) else 0 :]
+    return tuple(group.window + beside if group.window else max_model_len for group in groups)
+
+
+def keeps_all(model: ModelConfig) -> bool:
+    """Return whether the first cache group keeps all tokens."""
+    return not model.cache_groups[0].window
 
 
 def _engine(
@@ -139,6 +145,7 @@ def _engine(
         windows=model_config.windows,
         group_layers=tuple(len(group.layers) for group in model_config.cache_groups),
         group_windows=group_windows(model_config, limits.max_model_len, device),
+        keeps_all=keeps_all(model_config),
         body_weight_bytes=rank.weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,

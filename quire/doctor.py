@@ -115,7 +115,7 @@ def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:
     """Yield what layers of each kind take of the longest request, where they are kept apart."""
     tokens, whole = info.max_request_tokens, -(-info.max_request_tokens // info.block_size)
     layers: dict[int, list[int]] = {}
-    windows = (0, *info.group_windows) if info.group_windows else ()
+    windows = (*[0] * info.keeps_all, *info.group_windows) if info.group_windows else ()
     for window, count in zip(windows, info.group_layers, strict=bool(windows)):
         layers.setdefault(0 if window >= info.max_model_len else window, []).append(count)
     for window, counts in layers.items():

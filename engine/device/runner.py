@@ -108,7 +108,8 @@ class ModelRunner:
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         self.cascades: Cascades | None = None
         if device.type == "cuda":
-            shares = not all(spec.latent for spec in config.cache_specs)  # each row reads latents for itself
+            # Each row reads latents for itself, and what is in its window.
+            shares = any(not spec.latent and not spec.window for spec in config.cache_specs)
             workspace = DecodeWorkspace.allocate(
                 rows, config.num_heads, config.attended_dim, device, shares=shares
             )

@@ -37,12 +37,8 @@ def _flags(pool: BlockPool, caches: list[PrefixCache]) -> bytes:
 
 def _lines(sequence: Sequence) -> Iterator[TableLine]:
     request, index = sequence.group.request.id, sequence.index
-    for tier, table, windows in (
-        (DEVICE, sequence.table, sequence.window_tables),
-        (HOST, sequence.host_table, sequence.host_window_tables),
-    ):
-        tables = [(0, table), *((window.first, window.blocks) for window in windows)]
-        for group, (first, blocks) in enumerate(tables):
-            if blocks:
-                numbers = np.array(blocks, np.int32).tobytes()
-                yield TableLine(request, index, tier + KINDS * group, first, numbers)
+    for tier, tables in ((DEVICE, sequence.tables), (HOST, sequence.host_tables)):
+        for group, table in enumerate(tables):
+            if table.blocks:
+                numbers = np.array(table.blocks, np.int32).tobytes()
+                yield TableLine(request, index, tier + KINDS * group, table.first, numbers)

@@ -88,7 +88,7 @@ class Inspector:
             running = group.live and group.live[0].row != NO_ROW
             state: messages.RequestState = "running" if running else "swapped" if group.swapped else "waiting"
             for sequence in group.live:
-                if sequence.table or sequence.host_table:
+                if sequence.num_blocks or sequence.host_blocks:
                     yield _table(sequence, state)
 
     def _groups(self) -> Iterator[SequenceGroup]:
@@ -103,12 +103,9 @@ class Inspector:
             return messages.BlockAnswer(messages.FREE, 0, [])
         holders, held = [], None
         for sequence in chain.from_iterable(group.live for group in self._groups()):
-            tables = [(0, sequence.table if on_device else sequence.host_table)]
-            windows = sequence.window_tables if on_device else sequence.host_window_tables
-            tables += [(table.first, table.blocks) for table in windows]
-            for first_block, table in tables:
-                if block in table:
-                    logical = first_block + table.index(block)
+            for table in sequence.tables if on_device else sequence.host_tables:
+                if block in table.blocks:
+                    logical = table.first + table.blocks.index(block)
                     holders.append(messages.Holder(sequence.group.request.id, sequence.index, logical))
                     held = held or sequence
         state = int(_states(pool, caches)[block])

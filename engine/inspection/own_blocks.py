@@ -9,6 +9,7 @@ from quire.engine.hashing import Prefix
 from quire.engine.inspection.messages import OwnAnswer
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.sequence import SequenceGroup
+from quire.engine.sequences.window_table import WindowTable
 
 MOST_LOOKS = 16_384  # for one answer, which takes the engine a few milliseconds at most
 _MOST_REMEMBERED = 4096  # sequences of all requests that were asked about
@@ -53,8 +54,8 @@ class OwnBlocks:
             if group is not None:
                 self._remember(request, group)
                 for sequence in group.live:
-                    named.update(looks.take(sequence.table))
-                    on_host.update(looks.take(sequence.host_table))
+                    named.update(looks.take(_first_table(sequence.tables)))
+                    on_host.update(looks.take(_first_table(sequence.host_tables)))
             for prefixes in self._asked.get(request, ()):
                 found |= self._cached(looks.take(prefixes))
         self._forget()
@@ -86,3 +87,8 @@ class OwnBlocks:
     def _cached(self, prefixes: Sequence[Prefix]) -> set[int]:
         places = map(self._state.blocks.cache.find, prefixes)
         return {block for block in places if block is not None}
+
+
+def _first_table(tables: list[WindowTable]) -> list[int]:
+    """Return the blocks of the first cache group, by whose content those of ended requests are found."""
+    return tables[0].blocks if tables else []

@@ -32,11 +32,14 @@ class Contents:
         host: HostTier,
         tails: PinnedTails,
         history: CacheHistory,
+        *,
+        keeps_all: bool,
     ) -> None:
-        """cache: of the first cache group, on the device."""
+        """cache: of the first cache group, on the device. keeps_all: whether that is none of `windows`."""
         self._block_size = block_size
         self._prefixes = None if hasher is None else Prefixes(hasher)
         self._cache = cache
+        self._keeps_all = keeps_all
         self._windows = windows
         self._host = host
         self._tails = tails
@@ -64,13 +67,14 @@ class Contents:
         They are remembered until `drop`, for the next time.
         """
         prefixes = self.extend(sequence, sequence.num_tokens // self._block_size)
+        most = min(len(prefixes), (sequence.num_tokens - 1) // self._block_size)
+        if not self._keeps_all:
+            return self._behind_windows(sequence, Found([], []), most)
         match = self._matches.get(sequence)
         if match is None or match.prefixes is not prefixes:
             match = self._matches[sequence] = Match(prefixes, self._cache, self._host.cache)
         found = match.renew()
-        if self._windows is None:
-            return found
-        return self.first_of(sequence, found, (sequence.num_tokens - 1) // self._block_size)
+        return found if self._windows is None else self.first_of(sequence, found, most)
 
     def first_of(self, sequence: Sequence, found: Found, count: int) -> Found:
         """Return what `match` would find if it looked for at most `count` blocks of `sequence`.
@@ -79,16 +83,21 @@ class Contents:
         """
         if self._windows is None:
             return found.first(count)
-        host_caches = self._host.caches[1:] if self._host.pool.num_blocks else ()
-        end, windows = self._windows.match(sequence.prefixes, min(count, len(found)), host_caches)
-        return replace(found.first(end), windows=windows)
+        return self._behind_windows(sequence, found, min(count, len(found)))
 
     def first_on_device(self, sequence: Sequence, found: Found, count: int) -> Found:
         """Return the same of the device alone."""
-        most = min(count, len(found.device))
+        most = min(count, len(found.device) if self._keeps_all else len(found))
         if self._windows is None:
             return found.first(most)
-        end, windows = self._windows.match(sequence.prefixes, most)
+        return self._behind_windows(sequence, found, most, in_host=False)
+
+    def _behind_windows(self, sequence: Sequence, found: Found, most: int, *, in_host: bool = True) -> Found:
+        """Return what is found, up to `most` blocks, where `found` has what layers need that keep all."""
+        assert self._windows is not None
+        in_host = in_host and self._host.pool.num_blocks > 0
+        host_caches = self._host.caches[-len(self._windows) :] if in_host else ()
+        end, windows = self._windows.match(sequence.prefixes, most, host_caches)
         return replace(found.first(end), windows=windows)
 
     def with_tail(self, sequence: Sequence, found: Found) -> Found:
@@ -146,8 +155,10 @@ class Contents:
 
     def pinned_blocks(self, prefixes: list[Prefix]) -> list[int]:
         """Return the blocks that a sequence needs which begins with all of `prefixes`, just computed."""
-        blocks = [block for prefix in prefixes if (block := self._cache.find(prefix)) is not None]
-        assert len(blocks) == len(prefixes), "a prefix is pinned before it was computed"
+        blocks: list[int] = []
+        if self._keeps_all:
+            blocks = [block for prefix in prefixes if (block := self._cache.find(prefix)) is not None]
+            assert len(blocks) == len(prefixes), "a prefix is pinned before it was computed"
         if self._windows is not None:
             end, found = self._windows.match(prefixes, len(prefixes))
             assert end == len(prefixes), "a prefix is pinned whose window was evicted"

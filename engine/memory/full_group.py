@@ -20,15 +20,9 @@ class FullGroup:
     """Does to `Sequence.table` what is done to a sequence's tables; the manager says when."""
 
     def __init__(
-        self,
-        block_size: int,
-        cache: PrefixCache,
-        pool: BlockPool,
-        rows: Rows,
-        tails: PinnedTails,
-        ring: MoveRing,
+        self, block_size: int, pool: BlockPool, rows: Rows, tails: PinnedTails, ring: MoveRing
     ) -> None:
-        self.cache = cache
+        self.cache = PrefixCache(pool.num_blocks, ring)
         self._block_size = block_size
         self._pool = pool
         self._rows = rows
@@ -37,6 +31,10 @@ class FullGroup:
 
     def __len__(self) -> int:
         return 1
+
+    @property
+    def caches(self) -> list[PrefixCache]:
+        return [self.cache]
 
     # -- growing and sharing ---------------------------------------------------------------------------
 

@@ -47,13 +47,12 @@ class HostTier:
         placed: dict[int, int] = {}
         for sequence in sequences:
             sequence.host_published = sequence.published
-            table = WindowTable(0, [sources.get(block, block) for block in sequence.table])
-            sequence.host_table = self._place_all(0, sequence, table, placed, moves)
-            sequence.host_window_tables = []
-            for group, each in enumerate(sequence.window_tables, 1):
+            tables = []
+            for group, each in enumerate(sequence.tables):
                 table = WindowTable(each.first, [sources.get(block, block) for block in each.blocks])
-                table.blocks = self._place_all(group, sequence, table, placed, moves)
-                sequence.host_window_tables.append(table)
+                tables.append(WindowTable(each.first, self._place_all(group, sequence, table, placed, moves)))
+            sequence.host_table = tables.pop(0).blocks if sequence.table else []
+            sequence.host_window_tables = tables
             self._note(ALLOCATE, sequence)
         return True
 
@@ -71,10 +70,8 @@ class HostTier:
 
     def _note(self, kind: int, sequence: Sequence) -> None:
         """Note that the host tables of `sequence` begin, or end."""
-        note = self._ring.note
-        note(kind + HOST, sequence, 0, sequence.host_table)
-        for number, each in enumerate(sequence.host_window_tables, 1):
-            note(kind + HOST + KINDS * number, sequence, each.first, each.blocks)
+        for number, each in enumerate(sequence.host_tables):
+            self._ring.note(kind + HOST + KINDS * number, sequence, each.first, each.blocks)
 
     def _place(self, group: int, block: int, prefix: Prefix | None, moves: Moves) -> int:
         """Return a host block for device block `block`: one that holds `prefix`, or a copy on its way."""
@@ -93,11 +90,12 @@ class HostTier:
         """
         placed: dict[int, int] = {}
         for sequence in group.live:
-            sequence.table = self._bring_all(0, sequence, WindowTable(0, sequence.host_table), placed, moves)
-            sequence.window_tables = [
+            tables = [
                 WindowTable(each.first, self._bring_all(number, sequence, each, placed, moves))
-                for number, each in enumerate(sequence.host_window_tables, 1)
+                for number, each in enumerate(sequence.host_tables)
             ]
+            sequence.table = tables.pop(0).blocks if sequence.host_table else []
+            sequence.window_tables = tables
             self.drop(sequence)
 
     def _bring_all(
@@ -200,8 +198,7 @@ class HostTier:
         """Let others find the full blocks of a swapped group, which have arrived here."""
         for sequence in group.live:
             published = sequence.prefixes[: sequence.host_published]
-            tables = [WindowTable(0, sequence.host_table), *sequence.host_window_tables]
-            for cache, table in zip(self.caches, tables, strict=False):
+            for cache, table in zip(self.caches, sequence.host_tables, strict=False):
                 for prefix, block in zip(published[table.first :], table.blocks, strict=False):
                     self._publish(cache, prefix, block)
 

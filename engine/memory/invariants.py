@@ -64,10 +64,11 @@ def check_windows(blocks: BlockManager, sequences: Iterable[TokenSequence]) -> N
     """Check that the window tables of `sequences` end where their tables do."""
     for sequence in sequences:
         tables = sequence.window_tables
-        assert len(tables) in (0, blocks.pages - 1), "tables of other cache groups"
+        assert len(tables) in (0, 0 if blocks.windows is None else len(blocks.windows)), "tables of others"
+        assert blocks.full is not None or not sequence.table, "a table of layers that keep all tokens"
         assert tables or blocks.windows is None or not sequence.table, "no tables of window groups"
         for table in tables:
-            assert table.end == len(sequence.table), "a table of a window group ends elsewhere"
+            assert table.end == sequence.num_blocks, "a table of a window group ends elsewhere"
         if sequence.row != NO_ROW and blocks.windows is not None:
             given_back = sum(table.first for table in tables) * blocks.block_size
             assert blocks._rows.given_back[sequence.row] == given_back, "tokens given back are miscounted"

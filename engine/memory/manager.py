@@ -16,7 +16,7 @@ from quire.engine.memory.move_ring import MoveRing
 from quire.engine.memory.moves import Moves
 from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool, OutOfBlocks
-from quire.engine.memory.prefix_cache import Found, PrefixCache
+from quire.engine.memory.prefix_cache import Found
 from quire.engine.memory.window_groups import WindowGroups
 from quire.engine.sequences.rows import Index, Rows
 from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
@@ -25,8 +25,7 @@ from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 class BlockManager:
     """Keeps the tables of sequences in rows backed by blocks (PagedAttention, sections 4.2 to 4.4).
 
-    Logical block i of a sequence is table[i] and holds the keys and values of positions i * block_size
-    onwards. A block is written only by the one table that names it, and never once it is full.
+    Logical block i of a sequence holds the keys and values of positions i * block_size onwards. A block is written only by the one table that names it, and never once it is full.
 
     A full block can be found by content. From the plan in which a prefill fills it on it is `computing`: who
     shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and
@@ -34,8 +33,9 @@ class BlockManager:
     a step of a table that names it was committed it is published: that outlives its tables, and the registry
     hears of it.
 
-    Layers with windows may be cache groups of their own, with tables of their own (`windows`). A logical
-    block then takes a block of each group, and a sequence can go on from where all groups have what it reads.
+    Layers with windows are cache groups of their own, with tables of their own (`windows`), beside one that
+    keeps all tokens or without. A logical block takes a block of each group, and a sequence can go on from
+    where all groups have what it reads.
     """
 
     def __init__(
@@ -46,27 +46,30 @@ class BlockManager:
         hasher: BlockHasher | None,
         num_host_blocks: int = 0,
         windows: Listed[int] = (),
+        *,
+        keeps_all: bool = True,
     ) -> None:
-        """windows: how many of the last tokens each cache group after the first keeps."""
+        """windows: how many of the last tokens each cache group keeps, but for one that keeps all."""
         self.ring = ring = MoveRing(num_blocks + num_host_blocks)
-        self.cache = PrefixCache(num_blocks, ring)
-        self.pool = BlockPool(num_blocks, self._evicted if windows else self.cache.forget, ring)
+        self.pool = BlockPool(num_blocks, self._evicted, ring)
         self.tails = PinnedTails()
-        self.windows = WindowGroups(windows, block_size, self.pool, rows, ring) if windows else None
-        self._full = FullGroup(block_size, self.cache, self.pool, rows, self.tails, ring)
-        self._groups: list[FullGroup | WindowGroups] = [self._full]
-        if self.windows is not None:
-            self._groups.append(self.windows)
+        self.full = FullGroup(block_size, self.pool, rows, self.tails, ring) if keeps_all else None
+        first = int(keeps_all)  # number of the first group with a window
+        self.windows = WindowGroups(windows, first, block_size, self.pool, rows, ring) if windows else None
+        self._groups: list[FullGroup | WindowGroups] = []
+        self._groups += [] if self.full is None else [self.full]
+        self._groups += [] if self.windows is None else [self.windows]
         self.pages = sum(map(len, self._groups))  # blocks that a logical block takes
+        self.caches = [cache for group in self._groups for cache in group.caches]  # the device's
+        self.cache = self.caches[0]
         self.block_size = block_size
         self.host = HostTier(num_host_blocks, self.pool, self.caches, ring)
         self.history = CacheHistory(num_blocks + num_host_blocks)
         if hasher is not None:
             self.cache.listeners.append(self.history.changed)
             self.host.cache.listeners.append(self.history.changed)
-        self.contents = Contents(
-            block_size, hasher, self.cache, self.windows, self.host, self.tails, self.history
-        )
+        indices = self.cache, self.windows, self.host, self.tails
+        self.contents = Contents(block_size, hasher, *indices, self.history, keeps_all=keeps_all)
         self.moves = Moves()
         self.copies_on_write = 0  # since start
         self._rows = rows
@@ -77,11 +80,6 @@ class BlockManager:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-    @property
-    def caches(self) -> list[PrefixCache]:
-        """The device's, of each cache group."""
-        return [self.cache] if self.windows is None else [self.cache, *self.windows.caches]
 
     def _evicted(self, block: int) -> None:
         next(cache for cache in self.caches if block in cache).forget(block)
@@ -95,7 +93,7 @@ class BlockManager:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Back `num_tokens` with blocks. Raises OutOfBlocks; what was added by then stays."""
-        missing = self.blocks_for(num_tokens) - len(sequence.table)
+        missing = self.blocks_for(num_tokens) - sequence.num_blocks
         if missing <= 0:
             return
         count = min(missing, self.pool.num_available // self.pages)
@@ -103,23 +101,23 @@ class BlockManager:
         for group in self._groups:
             group.grow(sequence, blocks[: count * len(group)], self.moves)
             del blocks[: count * len(group)]
-        self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
+        self._rows.capacity[sequence.row] = sequence.num_blocks * self.block_size
         if count < missing:
             raise OutOfBlocks
 
     def grow_all(self, rows: Index) -> None:
         """Add a block to the tables of each of these rows; as many must be available."""
-        if self.windows is not None:
+        if self.full is None or self.windows is not None:
             for row in rows.tolist():
                 sequence = self._rows.sequences[row]
-                self.grow(sequence, (len(sequence.table) + 1) * self.block_size)
+                self.grow(sequence, (sequence.num_blocks + 1) * self.block_size)
             return
-        self._full.grow_all(rows, self.pool.allocate_many(len(rows)), self.moves)
+        self.full.grow_all(rows, self.pool.allocate_many(len(rows)), self.moves)
         self._rows.capacity[rows] += self.block_size
 
     def fork(self, parent: Sequence, child: Sequence, num_blocks: int | None = None) -> None:
         """Have `child` share the first `num_blocks` (all by default) of `parent`'s blocks, and no others."""
-        end = len(parent.table[:num_blocks])
+        end = parent.num_blocks if num_blocks is None else min(num_blocks, parent.num_blocks)
         self._take_over(parent, child, end)
         for group in self._groups:
             group.fork(parent, child, end, self.moves)
@@ -136,7 +134,7 @@ class BlockManager:
         assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
         assert not child.group.transferring, "blocks are copied while they are on their way"
         position = self._rows.context.item(parent.row)
-        self._take_over(parent, child, len(parent.table))
+        self._take_over(parent, child, parent.num_blocks)
         copies = [group.follow(parent, child, position, self.moves) for group in self._groups]
         self.copies_on_write += sum(each or 0 for each in copies)
         return None in copies
@@ -178,7 +176,7 @@ class BlockManager:
         if self.windows is None:
             return 0
         group = sequence.group
-        if any(not other.table for other in group.prefill_queue):
+        if any(not other.num_blocks for other in group.prefill_queue):
             position = min(position, group.num_prompt // self.block_size * self.block_size)
         return self.windows.give_back_behind(sequence, position, self.moves)
 
@@ -210,7 +208,7 @@ class BlockManager:
         What is in host memory is on its way from the next step on. Raises OutOfBlocks only if fewer blocks
         are available than `found` has outside active ones.
         """
-        assert not sequence.table
+        assert not sequence.num_blocks
         # What is not written yet is this one's to publish if the one that computes it leaves.
         sequence.published = min([group.attach(sequence, found) for group in self._groups])
         sequence.num_found = min(sequence.num_found, sequence.published)
@@ -221,7 +219,7 @@ class BlockManager:
 
     def _tell(self, sequence: Sequence) -> None:
         """Send the device the whole tables of `sequence`."""
-        self._rows.capacity[sequence.row] = len(sequence.table) * self.block_size
+        self._rows.capacity[sequence.row] = sequence.num_blocks * self.block_size
         for group in self._groups:
             group.tell(sequence, self.moves)
 

@@ -109,7 +109,8 @@ class PrefixCache:
 class Found:
     """Blocks that hold a sequence's first tokens: on the device, and after those in host memory.
 
-    They are full, but for `tail`, which comes after them. windows: what each cache group after the first has.
+    They are full, but for `tail`, which comes after them. windows: what each cache group with a window has;
+    where no layer keeps all tokens, that is all there is.
     """
 
     device: Sequence[int]
@@ -130,11 +131,11 @@ class Found:
     @property
     def num_from_host(self) -> int:
         """How many of the prompt's blocks come from host memory, be it in one cache group."""
-        in_windows = chain.from_iterable(each.on_host for each in self.windows)
-        return len(self.host) + len({logical for logical in in_windows if logical < len(self.device)})
+        in_windows = set[int]().union(*(each.on_host for each in self.windows))
+        return len(in_windows.union(range(len(self.device), len(self.device) + len(self.host))))
 
     def __len__(self) -> int:
-        return len(self.device) + len(self.host)
+        return len(self.device) + len(self.host) or (self.windows[0].end if self.windows else 0)
 
     def num_tokens(self, block_size: int) -> int:
         """Return how many tokens need not be computed."""

@@ -18,6 +18,11 @@ class WindowBlocks:
     on_host: frozenset[int] = frozenset()
 
     @property
+    def end(self) -> int:
+        """The logical block after the last one."""
+        return self.first + len(self.blocks)
+
+    @property
     def device(self) -> list[int]:
         """Those on the device."""
         return [block for at, block in enumerate(self.blocks, self.first) if at not in self.on_host]

@@ -19,19 +19,20 @@ from quire.engine.sequences.window_table import WindowTable
 
 
 class WindowGroups:
-    """The cache groups after the first one, which keeps all tokens and is the block manager's own.
+    """The cache groups after the one that keeps all tokens, or all groups where no layer does.
 
     All draw blocks from one pool, and a group's logical block i is of the same tokens in each. What is done
     to a sequence's table is done to its window tables here; the manager says when.
     """
 
     def __init__(
-        self, windows: Sequence[int], block_size: int, pool: BlockPool, rows: Rows, ring: MoveRing
+        self, windows: Sequence[int], first: int, block_size: int, pool: BlockPool, rows: Rows, ring: MoveRing
     ) -> None:
+        """first: the number of the first of them."""
         self._ring = ring
         self._groups = [
             WindowGroup(number, window, block_size, rows.stride, pool.num_blocks, ring)
-            for number, window in enumerate(windows, 1)
+            for number, window in enumerate(windows, first)
         ]
         self._block_size = block_size
         self._pool = pool

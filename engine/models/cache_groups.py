@@ -1,7 +1,7 @@
 """Which layers keep their keys and values in blocks together: a block is of as many layers in each group.
 
 Layers that keep all tokens form groups, those that keep a window others, and all draw blocks of the same
-bytes from one pool. What is left empty in a kind's last group is waste, and each group has block tables of
+bytes from one pool. Where all keep the same, there is one group. What is left empty in a kind's last group is waste, and each group has block tables of
 its own: so groups are few, and as large as leaves little empty. After vLLM's hybrid KV cache manager.
 """
 
@@ -26,15 +26,15 @@ class CacheGroup:
 
 
 def cache_groups(specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
-    """Return the groups of a model's layers, of which the first keeps all tokens.
+    """Return the groups of a model's layers, of which the first keeps all tokens if any layer does.
 
     One group, where layers are all of one kind, or too few of one kind would leave too much empty.
     """
     kinds: dict[int, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec.window, []).append(layer)
-    one = (CacheGroup(tuple(range(len(specs)))),)
-    if len(kinds) == 1 or 0 not in kinds:
+    one = (CacheGroup(tuple(range(len(specs))), 0 if 0 in kinds else max(kinds, default=0)),)
+    if len(kinds) <= 1:
         return one
     divided = [_divided(kinds, size) for size in range(1, max(map(len, kinds.values())) + 1)]
     allowed = [groups for groups in divided if len(groups) <= MOST_GROUPS]

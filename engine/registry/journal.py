@@ -9,6 +9,7 @@ from functools import partial
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.prefix_cache import PrefixCache
+from quire.engine.registry.ways import Ways
 from quire.engine.registry.window_ends import WindowCaches, WindowEnds
 
 MAX_CHANGES = 1 << 15
@@ -20,7 +21,8 @@ class Journal:
     The other methods are for one other thread. They tell of what is reachable: a block of any tier whose
     prompt's earlier blocks are all in some tier, too. A tier may forget a block before those that follow it.
 
-    With window groups a reachable block goes by another name while a sequence cannot go on behind it.
+    With window groups a reachable block goes by another name while a sequence cannot go on behind it. Where no
+    layer keeps all tokens, the blocks that lead to one that is held count as reachable.
     """
 
     def __init__(
@@ -29,10 +31,12 @@ class Journal:
         max_changes: int = MAX_CHANGES,
         windows: Sequence[WindowCaches] = (),
     ) -> None:
+        """tiers: of the layers that keep all tokens; none if no layer does."""
         self.dropped = 0  # changes that found the queue full, since start
         self.overflown = False
         self._tiers = tiers
         self._ends = WindowEnds(windows) if windows else None
+        self._ways = Ways()
         # A group's number is None for layers that keep all tokens.
         self._sources: list[tuple[PrefixCache, int | None, int]] = [
             *((cache, None, tier) for tier, cache in enumerate(tiers)),
@@ -86,6 +90,7 @@ class Journal:
     def _forget(self) -> None:
         if self._ends is not None:
             self._ends.clear()
+        self._ways.clear()
         self._held: list[set[Digest]] = [set() for _ in self._tiers]
         self._children: dict[Digest | None, set[Digest]] = {}  # of those that any tier holds
         self._reachable: set[Digest] = set()
@@ -96,8 +101,8 @@ class Journal:
         _, group, tier = self._sources[source]
         if group is not None:
             assert self._ends is not None
-            self._ends.note(group, tier, digest, findable)
-            return []
+            is_new = self._ends.note(group, tier, digest, findable)
+            return self._lead(self._ends, prefix, findable) if is_new and not self._tiers else []
         before = any(digest in held for held in self._held)
         if findable:
             self._held[tier].add(digest)
@@ -126,6 +131,20 @@ class Journal:
         self._reachable.difference_update(closed)
         return [(each, False) for each in reversed(closed)]
 
+    def _lead(self, ends: WindowEnds, prefix: Prefix, findable: bool) -> Iterable[tuple[Digest, bool]]:
+        """Return the same where no layer keeps all tokens, and one more cache holds `prefix`, or one less."""
+        changed = self._ways.add(prefix) if findable else self._ways.remove(prefix)
+        for each in changed:
+            if findable:
+                self._children.setdefault(each.parent, set()).add(each.digest)
+                ends.follow(each.digest, each.parent)
+            else:
+                self._children[each.parent].discard(each.digest)
+                if not self._children[each.parent]:
+                    del self._children[each.parent]
+                ends.leave(each.digest)
+        return [(each.digest, findable) for each in changed]
+
     def _family(self, digest: Digest) -> list[Digest]:
         """It and all that follow it, parents first."""
         family = [digest]
@@ -138,8 +157,9 @@ def journal_of(blocks: BlockManager, max_changes: int = MAX_CHANGES) -> Journal:
     """Return one that follows all caches of `blocks` from now on."""
     windows: list[WindowCaches] = []
     if blocks.windows is not None:
-        tiers = zip(blocks.caches[1:], blocks.host.caches[1:], strict=True)
+        tiers = list(zip(blocks.caches, blocks.host.caches, strict=True))[-len(blocks.windows) :]
         windows = [
             WindowCaches(caches, depth) for caches, depth in zip(tiers, blocks.windows.depths, strict=True)
         ]
-    return Journal([blocks.cache, blocks.host.cache], max_changes, windows)
+    full = [] if blocks.full is None else [blocks.cache, blocks.host.cache]
+    return Journal(full, max_changes, windows)

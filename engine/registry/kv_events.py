@@ -81,11 +81,11 @@ class Source:
 
 
 def sources_of(blocks: BlockManager, max_model_len: int) -> list[Source]:
-    """Return the caches of both tiers, of each cache group if there are several."""
+    """Return the caches of both tiers, of each cache group if there are several or it has a window."""
     if blocks.windows is None:
         return [Source(blocks.cache, "GPU"), Source(blocks.host.cache, "CPU")]
     sources: list[Source] = []
-    windows = [max_model_len, *blocks.windows.windows]
+    windows = [*[max_model_len] * (blocks.full is not None), *blocks.windows.windows]
     for group, (window, device, host) in enumerate(
         zip(windows, blocks.caches, blocks.host.caches, strict=True)
     ):

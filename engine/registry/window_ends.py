@@ -43,17 +43,20 @@ class WindowEnds:
         self._runs: dict[Digest, Runs] = {}  # of those that are reachable
         self._changed: dict[Digest, None] = {}  # since they were looked at, in this order
 
-    def note(self, group: int, tier: int, digest: Digest, findable: bool) -> None:
-        """A tier of a group holds this block from now on, or no more."""
+    def note(self, group: int, tier: int, digest: Digest, findable: bool) -> bool:
+        """A tier of a group holds this block from now on, or no more; return whether that is new."""
         held = self._held[group][tier]
+        self._changed[digest] = None
+        if findable == (digest in held):
+            return False
         if findable:
             held.add(digest)
         else:
             held.discard(digest)
-        self._changed[digest] = None
+        return True
 
     def follow(self, digest: Digest, parent: Digest | None) -> None:
-        """A block of the layers that keep all tokens is there, and comes after `parent`."""
+        """A block is there, of layers that keep all tokens or before one that is held, after `parent`."""
         self._parents[digest] = parent
 
     def leave(self, digest: Digest) -> None:

@@ -183,5 +183,5 @@ def _resume(state: SchedulerState, group: SequenceGroup) -> None:
         if not group.prefill_queue:
             group.timeline.decode(state.clock(), state.steps)
         for sequence in group.live:
-            if sequence.table and sequence not in group.prefill_queue:
+            if sequence.num_blocks and sequence not in group.prefill_queue:
                 state.rows.set_decoding(sequence, True)

@@ -228,7 +228,7 @@ class StepDraft(msgspec.Struct):
 def _full_rows(rows: Rows, decodes: Index, contexts: Int32) -> Filled:
     """Return those of the decodes that fill their last block in this step."""
     full = decodes[contexts == rows.capacity.take(decodes)]
-    return [(sequence := rows.sequences[row], len(sequence.table)) for row in full.tolist()]
+    return [(sequence := rows.sequences[row], sequence.num_blocks) for row in full.tolist()]
 
 
 def _int32(values: list[int]) -> Int32:

@@ -11,12 +11,16 @@ def find(state: SchedulerState, sequence: Sequence) -> Found:
     """Return findable blocks, up to where prompt logprobs are still wanted: they need not be computed.
 
     Were all tokens found, the last one is computed in a copy of its block. Copies are made before a step
-    writes, so a block that is still computing cannot be copied.
+    writes, so a block that is still computing cannot be copied. With windows, the first of several sequences
+    goes on from no later than where the others do: behind the prompt, which they share.
     """
     group, blocks = sequence.group, state.blocks
     found = blocks.match(sequence)
     if is_whole(state, sequence, found) and blocks.is_computing(found):
         found = found.first(len(found) - 1)
+    others = group.in_cache[1:] if group.forked else []
+    if blocks.windows is not None and others and sequence is group.in_cache[0]:
+        found = blocks.first_of(sequence, found, group.num_prompt // blocks.block_size)
     if group.prompt_logprobs is not None and group.prompt_logprobs_asked < group.num_prompt:
         return blocks.first_of(sequence, found, (group.prompt_logprobs_asked - 1) // blocks.block_size)
     return blocks.contents.with_tail(sequence, found)
@@ -51,10 +55,8 @@ def blocks_to_resume(state: SchedulerState, group: SequenceGroup) -> int:
     shared = group.num_prompt // blocks.block_size
     most = group.num_prompt + group.request.params.max_tokens - 1
     lengths = [min(sequence.num_tokens + 1, most) for sequence in group.live]
-    needed = shared + sum(blocks.blocks_for(length) - shared for length in lengths)
-    if blocks.windows is not None:
-        needed += sum(map(state.capacity.window_blocks, lengths))
-    return needed
+    full = shared + sum(blocks.blocks_for(length) - shared for length in lengths)
+    return state.capacity.blocks(full, lengths)
 
 
 def blocks_to_find(state: SchedulerState, group: SequenceGroup, found: Found) -> int:

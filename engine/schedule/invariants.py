@@ -31,7 +31,7 @@ def check_scheduler(state: SchedulerState, share: slice = EVERY) -> None:
     assert stops == {token: state.ending_at[token] for token in np.flatnonzero(state.ending_at).tolist()}
     _check_rows(state, share)
     for group in state.waiting:
-        assert all(not sequence.table and sequence.row == NO_ROW for sequence in group.live)
+        assert all(not sequence.num_blocks and sequence.row == NO_ROW for sequence in group.live)
         assert group.swapped or not any(sequence.host_blocks for sequence in group.live)
 
 
@@ -43,7 +43,7 @@ def _check_rows(state: SchedulerState, share: slice) -> None:
     for sequence in in_rows[share]:
         row = sequence.row
         assert rows.sequences[row] is sequence
-        assert rows.capacity[row] == len(sequence.table) * block_size
+        assert rows.capacity[row] == sequence.num_blocks * block_size
         context = int(rows.context[row])
         assert context <= min(rows.capacity[row], rows.limit[row])
         _check_tokens(state, sequence)
@@ -52,7 +52,7 @@ def _check_rows(state: SchedulerState, share: slice) -> None:
             assert state.blocks.is_writable(sequence, context), "it would write to a block of others"
         # Beams step together: one that got its block may have to wait for the others'.
         allowed = state.blocks.blocks_for(max(context, 1)) + (sequence.group.beams is not None)
-        assert len(sequence.table) <= allowed, "a block too many"
+        assert sequence.num_blocks <= allowed, "a block too many"
     for row in range(rows.size):
         assert rows.sequences[row] or not rows.tokens.length(row), "tokens of nobody"
 

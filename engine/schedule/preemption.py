@@ -66,7 +66,7 @@ class Preemption:
             except OutOfBlocks:
                 if self._give_back_behind(draft):
                     continue
-                missing = self._blocks.blocks_for(num_tokens) - len(sequence.table)
+                missing = self._blocks.blocks_for(num_tokens) - sequence.num_blocks
                 grant = self._make_room(draft, sequence, missing * self._blocks.pages)
                 if grant is Grant.STALLED and self._has_room(sequence):
                     return Grant.PARTIAL

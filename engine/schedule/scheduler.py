@@ -204,7 +204,7 @@ class Scheduler:
         while group.prefill_queue and draft.budget and not group.transferring:
             sequence = group.prefill_queue[0]
             row = sequence.row
-            if not sequence.table:
+            if not sequence.num_blocks:
                 begin_later(self.state, sequence)
             # Were all tokens found, the last one is computed all the same, for its logits.
             start = min(int(rows.context[row]), sequence.num_tokens - 1)
@@ -321,7 +321,7 @@ class Scheduler:
         lifecycle.start(self.state, group, draft)
         selecting = group.beams is not None and group.beams.pending
         for sequence in group.live:
-            if sequence.host_table and sequence not in group.prefill_queue and not selecting:
+            if sequence.host_blocks and sequence not in group.prefill_queue and not selecting:
                 assert sequence.num_tokens == sequence.saved_context + 1
                 self.state.overrides[sequence.row] = int(sequence.tokens[-1])
         lifecycle.swap_in(self.state, group)

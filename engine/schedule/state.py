@@ -31,12 +31,20 @@ class SchedulerState:
         hasher: BlockHasher | None,
         num_host_blocks: int,
     ) -> None:
-        longest = min(capacity.max_model_len, capacity.num_blocks * capacity.block_size + 1)
+        longest = capacity.max_model_len
+        if capacity.keeps_all:
+            longest = min(longest, capacity.num_blocks * capacity.block_size + 1)
         self.capacity = capacity  # of requests
         self.eos_token_ids = tuple(token for token in eos_token_ids if token < capacity.vocab_size)
         self.rows = Rows(capacity.max_num_seqs, longest, capacity.block_size)
         self.blocks = BlockManager(
-            capacity.num_blocks, capacity.block_size, self.rows, hasher, num_host_blocks, capacity.windows
+            capacity.num_blocks,
+            capacity.block_size,
+            self.rows,
+            hasher,
+            num_host_blocks,
+            capacity.windows,
+            keeps_all=capacity.keeps_all,
         )
         self.groups: dict[int, SequenceGroup] = {}  # by request id
         self.waiting: deque[SequenceGroup] = deque()
@@ -84,8 +92,7 @@ class SchedulerState:
         tails: dict[int, int] = {}
         for row, sequence in self.shared_tails.items():
             logical, filled = divmod(int(self.rows.context[row]), block_size)
-            tails[sequence.table[logical]] = filled
-            for table in sequence.window_tables:
+            for table in sequence.tables:
                 tails[table.block(logical)] = filled
         for block, filled in tails.items():
             twice -= (pool.count(block) - 1) * (block_size - filled)

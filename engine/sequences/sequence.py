@@ -31,7 +31,7 @@ class Sequence:
     group: SequenceGroup
     index: int
     table: BlockTable = field(default_factory=list)
-    window_tables: list[WindowTable] = field(default_factory=list)  # of cache groups after the first, if any
+    window_tables: list[WindowTable] = field(default_factory=list)  # of cache groups with windows, if any
     prefixes: list[Prefix] = field(default_factory=list)  # of the full blocks of `tokens`, as far as needed
     published: int = 0  # blocks of `table` that are findable, or were found
     num_found: int = sys.maxsize  # first blocks that were published when it began, or began again
@@ -48,6 +48,23 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.salt, self._own = self.group.request.cache_salt, self.group.prompt
+
+    @property
+    def num_blocks(self) -> int:
+        """The logical block after the last one of its tables."""
+        return len(self.table) or (self.window_tables[0].end if self.window_tables else 0)
+
+    @property
+    def tables(self) -> list[WindowTable]:
+        """Its table of each cache group, if it has blocks."""
+        return [WindowTable(0, self.table), *self.window_tables] if self.table else self.window_tables
+
+    @property
+    def host_tables(self) -> list[WindowTable]:
+        """Likewise, in host memory."""
+        if not self.host_table:
+            return self.host_window_tables
+        return [WindowTable(0, self.host_table), *self.host_window_tables]
 
     @property
     def blocks(self) -> BlockTable:

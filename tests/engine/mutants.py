@@ -329,7 +329,7 @@ MUTANTS = [
         "memory.manager",
         "        begin, end = start // self.block_size, end // self.block_size\n",
         "        begin = start // self.block_size\n"
-        "        end = min(len(sequence.table), sequence.num_tokens // self.block_size)\n",
+        "        end = min(sequence.num_blocks, sequence.num_tokens // self.block_size)\n",
     ),
     Mutant(
         "a computing block published without its beginning",
@@ -570,8 +570,8 @@ MUTANTS = [
     Mutant(
         "a copy that is not going to be made is swapped out",
         "memory.host_tier",
-        "[sources.get(block, block) for block in sequence.table]",
-        "list(sequence.table)",
+        "[sources.get(block, block) for block in each.blocks]",
+        "list(each.blocks)",
     ),
     Mutant(
         "beams decode before they are chosen",
@@ -737,6 +737,12 @@ MUTANTS = [
         "memory.host_tier",
         "            cache, device_cache = self._caches_of(spill.device)\n",
         "            _, device_cache = self._caches_of(spill.device)\n            cache = self.cache\n",
+    ),
+    Mutant(
+        "what is found where no layer keeps all begins with the prompt",
+        "memory.contents",
+        "            return self._behind_windows(sequence, Found([], []), most)\n",
+        "            return Found([], [], windows=self._windows.match(prefixes, 0)[1])\n",
     ),
     Mutant(
         "what a row gave back is counted for the next in it",

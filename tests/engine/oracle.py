@@ -19,6 +19,7 @@ Slot = tuple[int, int, int]
 """(position, token, hash of all that came before), as keys and values depend on all that came before."""
 
 VOCAB = 50
+LONGEST = 1000  # blocks of a sequence
 CANDIDATES = 20  # at least what the widest search asks for
 _MASK = (1 << 61) - 1
 
@@ -122,15 +123,19 @@ class OracleRunner(Runner):
         max_num_seqs: int,
         num_host_blocks: int = 0,
         windows: tuple[int, ...] = (),
+        *,
+        keeps_all: bool = True,
     ) -> None:
         self.windows = windows
+        self.keeps_all = keeps_all
         self.stride = table_stride(max_num_seqs)
         self.block_size = block_size
         self.cache: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[Slot | None]] = [[None] * block_size for _ in range(num_host_blocks)]
         self.asked = 0  # how often, whether transfers are done
         self.delay: Callable[[], int] = lambda: 0  # of the next transfer, in steps beyond its own
-        self.tables = np.full((self.stride * (1 + len(windows)), num_blocks + 1), -1, np.int64)
+        longest = num_blocks if keeps_all else LONGEST  # tables may name more than there are
+        self.tables = np.full((self.stride * (keeps_all + len(windows)), longest + 1), -1, np.int64)
         self.last = [0] * max_num_seqs
         self.state: dict[int, tuple[SamplingParams, int]] = {}
         self.candidates: dict[int, int] = {}
@@ -221,20 +226,27 @@ class OracleRunner(Runner):
     def _read(self, row: int, length: int, query: int) -> int:
         """Hash of the first `length` tokens of `row`, each of which was computed from the right ones.
 
-        Window groups must have of them what a token at position `query` sees.
+        Window groups must have of them what a token at position `query` sees. Where no group keeps all, those
+        before are known by the first that is seen, which was computed from them.
         """
-        history = 0
-        for number, window in enumerate(self.windows, 1):
+        history, group, first = 0, 0, 0  # the group that keeps most, and from where on
+        if not self.keeps_all:
+            group = self.windows.index(max(self.windows))
+            first = max(0, query + 1 - self.windows[group])
+        for number, window in enumerate(self.windows, int(self.keeps_all)):
             for position in range(max(0, query + 1 - window), length):
                 slots = self._slots(row, position)
                 block, offset = slots[number]
-                assert self.cache[block][offset] == self.cache[slots[0][0]][offset], (
+                assert self.cache[block][offset] == self.cache[slots[group][0]][offset], (
                     f"group {number} of row {row} has something else at {position}, seen from {query}"
                 )
-        for position in range(length):
-            entry = self.cache[self.tables[row, position // self.block_size]][position % self.block_size]
+        for position in range(first, length):
+            block, offset = self._slots(row, position)[group]
+            entry = self.cache[block][offset]
             assert entry is not None, f"row {row} reads position {position}, which nobody wrote"
             assert entry[0] == position, f"row {row} reads position {entry[0]} at {position}"
+            if position == first > 0:
+                history = entry[2]
             assert entry[2] == history, f"position {position} of row {row} was computed from other tokens"
             history = _hash(history, position, entry[1])
         return history

@@ -10,6 +10,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -58,7 +59,7 @@ class CheckedBlocks(BlockManager):
     tail_hits = 0
 
     def attach(self, sequence: Sequence, found: Found) -> None:
-        self.computing_hits += sum(not self.pool.is_kept(block) for block in found.device)
+        self.computing_hits += sum(not self.pool.is_kept(block) for block in found.on_device)
         self.tail_hits += found.tail is not None
         super().attach(sequence, found)
 
@@ -116,7 +117,7 @@ class CheckedPreemption(Preemption):
         assert victim is not min(running, key=lambda group: group.order), "the oldest group was preempted"
         assert victim is max(running, key=lambda group: group.order), "a newer group was left running"
         assert beneficiary.group.order <= victim.order, "a group was preempted for a newer one"
-        assert not any(sequence.table or sequence.row >= 0 for sequence in victim.live), "preempted in part"
+        assert not any(sequence.blocks or sequence.row >= 0 for sequence in victim.live), "preempted in part"
 
 
 def make_core(
@@ -131,6 +132,7 @@ def make_core(
     pushed: random.Random | None = None,
     delays: random.Random | None = None,
     windows: tuple[int, ...] = (),
+    keeps_all: bool = True,
 ) -> EngineCore:
     """`delays`: of the transfers, which else are done with their steps."""
     capacity = Capacity(
@@ -140,6 +142,7 @@ def make_core(
         max_model_len=1000,
         vocab_size=VOCAB,
         windows=windows,
+        keeps_all=keeps_all,
         step_tokens=budget,
     )
     hasher = BlockHasher(block_size, seed=0) if caching else None
@@ -151,7 +154,7 @@ def make_core(
     # By these costs `auto` swaps groups that fill, or share, more than five in six of their slots.
     policy = PreemptionPolicy(mode=mode, seconds_per_block=1.0, seconds_per_token=2.4 / block_size)
     scheduler.preemption = CheckedPreemption(scheduler.state, policy)
-    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks, windows)
+    runner = OracleRunner(num_blocks, block_size, max_num_seqs, num_host_blocks, windows, keeps_all=keeps_all)
     if delays is not None:
         runner.delay = lambda: delays.randint(0, LONGEST_DELAY)
     core = EngineCore(scheduler, runner, clock=lambda: 0.0, grammars=COMPILER)
@@ -222,10 +225,8 @@ def distinct_filled(core: EngineCore) -> int:
     for sequence in scheduler.rows.sequences:
         if sequence is not None:
             context = int(scheduler.rows.context[sequence.row])
-            numbered = list(enumerate(sequence.table))
-            for table in sequence.window_tables:
-                numbered += enumerate(table.blocks, table.first)
-            for i, block in numbered:
+            tables = sequence.tables
+            for i, block in chain(*(enumerate(table.blocks, table.first) for table in tables)):
                 here = min(scheduler.blocks.block_size, max(0, context - i * scheduler.blocks.block_size))
                 filled[block] = max(filled.get(block, 0), here)
     return sum(filled.values())
@@ -261,10 +262,12 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
             assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
 
 
-def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) -> Counter[str]:
+def simulate(
+    seed: int, *, pushed: bool = False, windows: tuple[int, ...] = (), keeps_all: bool = True
+) -> Counter[str]:
     """Twelve random requests from their arrival to their end. Returns how often each thing came about.
 
-    windows: of cache groups after the first, as `Capacity` has them.
+    windows, keeps_all: of cache groups, as `Capacity` has them.
     `pushed`: groups are preempted at random moments too, so there is no bound on how long anyone waits.
     """
     rng = random.Random(seed)
@@ -277,7 +280,8 @@ def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) 
     longest_delay = LONGEST_DELAY if slow_transfers else 0
     host = rng.choice([0, num_blocks // 3, num_blocks])
     if windows:
-        num_blocks, host = num_blocks * (1 + len(windows)), host * (1 + len(windows))
+        pages = keeps_all + len(windows)
+        num_blocks, host = num_blocks * pages, host * pages
     mode: PreemptionMode = rng.choice(["swap", "auto", "recompute"])
     core = make_core(
         num_blocks,
@@ -290,6 +294,7 @@ def simulate(seed: int, *, pushed: bool = False, windows: tuple[int, ...] = ()) 
         pushed=random.Random(seed) if pushed else None,
         delays=random.Random(seed) if slow_transfers else None,
         windows=windows,
+        keeps_all=keeps_all,
     )
     scheduler = core.scheduler
     if caching and seed % 5 == 3 and num_blocks * block_size >= 16:

@@ -23,10 +23,13 @@ class Tables:
         hasher: BlockHasher | None = None,
         num_host_blocks: int = 0,
         windows: tuple[int, ...] = (),
+        keeps_all: bool = True,
         max_tokens: int = 1000,
     ) -> None:
         self.rows = Rows(16, max_tokens, block_size)
-        self.blocks = BlockManager(num_blocks, block_size, self.rows, hasher, num_host_blocks, windows)
+        self.blocks = BlockManager(
+            num_blocks, block_size, self.rows, hasher, num_host_blocks, windows, keeps_all=keeps_all
+        )
         self.sequences: list[Sequence] = []
 
     def group(self, prompt: list[int], n: int = 1, salt: str = "") -> list[Sequence]:
@@ -79,7 +82,7 @@ class Tables:
         check_memory(self.blocks, [s for s in self.sequences if s.finish_reason is None], [])
         for sequence in self.sequences:
             if sequence.row >= 0:
-                assert self.rows.capacity[sequence.row] == len(sequence.table) * self.blocks.block_size
+                assert self.rows.capacity[sequence.row] == sequence.num_blocks * self.blocks.block_size
 
     def counts(self, sequence: Sequence) -> list[int]:
         """Return how many tables name each block of `sequence`."""

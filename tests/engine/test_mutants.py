@@ -142,8 +142,10 @@ def windows() -> None:
     module.test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_back_early()
     module.test_what_the_device_had_no_room_for_is_found_in_host_memory_in_each_group()
     module.test_a_window_comes_from_host_memory_alone()
-    for sizes in ((5,), (2, 9, 16)):
-        module.test_any_schedule_gives_the_same_tokens(sizes)
+    module.test_layers_of_one_window_keep_no_more_than_that()
+    module.test_forks_of_layers_of_one_window_go_to_host_memory_and_back()
+    for sizes, keeps_all in (((5,), True), ((2, 9, 16), True), ((5,), False)):
+        module.test_any_schedule_gives_the_same_tokens(sizes, keeps_all)
 
 
 # The quickest first.

@@ -66,7 +66,13 @@ class ReplayedWindows(ReplayedMachine):
     windows: ClassVar[tuple[int, ...]] = (3, 7)  # none of whose blocks is spilled, nor found in host memory
 
 
-@pytest.mark.parametrize("machine", [ReplayedMachine, ReplayedWindows])
+class ReplayedLoneWindow(ReplayedMachine):
+    done: ClassVar[Counter[str]] = Counter()
+    windows: ClassVar[tuple[int, ...]] = (5,)
+    keeps_all = False
+
+
+@pytest.mark.parametrize("machine", [ReplayedMachine, ReplayedWindows, ReplayedLoneWindow])
 def test_moves_lead_to_the_pool_as_it_is_and_back_to_the_first(machine: type[ReplayedMachine]) -> None:
     machine.done.clear()
     for number in range(30):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,14 @@ WINDOWS = (5, 1000)  # tokens of 2 to a block; the second group keeps all, too
 
 def make_tables(num_blocks: int = 60, *, caching: bool = True) -> Tables:
     return Tables(num_blocks, 2, hasher=BlockHasher(2, seed=1) if caching else None, windows=WINDOWS)
+
+
+def make_lone(num_blocks: int = 60, num_host_blocks: int = 0) -> Tables:
+    """Of layers that have one window, all of them."""
+    hasher = BlockHasher(2, seed=1)
+    return Tables(
+        num_blocks, 2, hasher=hasher, num_host_blocks=num_host_blocks, windows=WINDOWS[:1], keeps_all=False
+    )
 
 
 def begin(tables: Tables, prompt: list[int]) -> tuple[Sequence, Found]:
@@ -58,6 +67,47 @@ def test_a_hit_needs_no_more_of_a_window_than_is_read() -> None:
     assert len(found) == 6 and [(each.first, len(each.blocks)) for each in found.windows] == [(4, 2), (0, 6)]
     assert second.table == first.table and second.window_tables[0].blocks == first.window_tables[0].blocks
     tables.check()
+
+
+def test_layers_of_one_window_keep_no_more_than_that() -> None:
+    tables = make_lone(num_blocks=8)
+    sequence, _ = begin(tables, [0])
+    for token in range(1, 200):  # in blocks for 16
+        tables.write(sequence, [token])
+        tables.step()
+    (window,) = sequence.tables
+    blocks = list(window.blocks)
+    assert sequence.num_blocks == 100 and window.first == 98
+    assert tables.blocks.pool.num_active == 2 and tables.blocks.pool.num_cached == 6
+    tables.leave(sequence)
+    again, found = begin(tables, [*range(200), 999])
+    assert len(found) == 100 and [(each.first, len(each.blocks)) for each in found.windows] == [(98, 2)]
+    assert begin(tables, [*range(199), 999])[1].num_tokens(2) == 198
+    assert not len(begin(tables, [*range(100), 999])[1]), "what was read there is evicted"
+    assert again.blocks == blocks
+    tables.check()
+
+
+def test_forks_of_layers_of_one_window_go_to_host_memory_and_back() -> None:
+    tables = make_lone(num_host_blocks=20)
+    parent, child = tables.group(list(range(9)), n=2)
+    tables.write(parent, [])
+    tables.step()
+    tables.fork(parent, child)
+    tables.write(child, [50])
+    assert len(tables.blocks.moves.copies) == 1 and parent.num_blocks == child.num_blocks == 5
+    tables.step()
+    assert tables.blocks.swap_out(parent.group)
+    blocks = list(parent.blocks)
+    tables.leave(parent, child)
+    assert len(tables.step().swap_out) == 4, "what they share goes once"
+    tables.blocks.host.publish(parent.group)
+    for sequence in (parent, child):
+        tables.rows.assign(sequence)
+    tables.blocks.swap_in(parent.group)
+    assert [table.first for table in (*parent.tables, *child.tables)] == [2, 3]
+    assert blocks[0] == parent.blocks[0], "it was found on the device"
+    tables.step()
 
 
 def test_a_hit_ends_where_a_window_is_no_longer_cached() -> None:
@@ -136,11 +186,17 @@ def test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_ba
     assert len(begin(tables, [*range(12), 99])[1]) == 6
 
 
-@pytest.mark.parametrize("windows", [(5,), (3, 3), (8, 1000), (1,), (2, 9, 16)])
-def test_any_schedule_gives_the_same_tokens(windows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("windows", "keeps_all"),
+    [
+        *((windows, True) for windows in ((5,), (3, 3), (8, 1000), (1,), (2, 9, 16))),
+        *((windows, False) for windows in ((2,), (5,), (9,), (4, 12))),
+    ],
+)
+def test_any_schedule_gives_the_same_tokens(windows: tuple[int, ...], keeps_all: bool) -> None:
     done: Counter[str] = Counter()
     for seed in (*range(16), 33, 39, 42, 50):  # the last ones find blocks in host memory
-        done += simulate(seed, pushed=seed % 3 == 1, windows=windows)
+        done += simulate(seed, pushed=seed % 3 == 1, windows=windows, keeps_all=keeps_all)
     reached = ("swaps", "recomputes", "copies", "cached", "from host", "evictions", "pinned")
     assert all(done[name] for name in reached), done
 
@@ -199,11 +255,20 @@ def test_a_pinned_prefix_keeps_what_is_read_behind_it() -> None:
 def test_a_request_is_refused_only_if_it_could_never_run() -> None:
     capacity = Capacity(100, 4, 8, 10_000, 50, windows=(16,), step_tokens=8)
     # 23 tokens of the window and of a step lie in up to seven blocks.
-    assert capacity.window_blocks(10_000) == 7 and capacity.window_blocks(9) == 3
+    assert capacity.blocks(2500, [10_000]) == 2507 and capacity.blocks(3, [9]) == 6
     tokens = capacity.room(100, 1)
     assert capacity._blocks_needed(100, tokens, 1) == 100 == -(-(100 + tokens - 1) // 4) + 7
     assert capacity._blocks_needed(100, tokens + 1, 1) > 100
     assert capacity.room(100, 4) < capacity.room(100, 2) < tokens
+
+
+def test_layers_of_one_window_hold_requests_of_any_length() -> None:
+    capacity = Capacity(7, 4, 8, 10_000, 50, windows=(16,), step_tokens=8, keeps_all=False)
+    assert capacity.pages == 1 and capacity.room(100, 1) == 9900
+    assert replace(capacity, num_blocks=6).room(24, 1) == 1, "the whole of 24 tokens"
+    alike = replace(capacity, windows=(), keeps_all=True)
+    for prompt, n in ((20, 1), (20, 3), (6, 2), (27, 2)):
+        assert capacity.room(prompt, n) >= alike.room(prompt, n), "never fewer than if all were kept"
 
 
 # -- which layers are a group ------------------------------------------------------------------------------
@@ -218,6 +283,7 @@ def specs(layers: int, window: int, every: int, heads: int, head_dim: int) -> tu
 
 GEMMA_3_27B = specs(62, 1024, 6, 16, 128)
 GPT_OSS_20B = specs(24, 128, 2, 8, 64)
+MISTRAL_7B = specs(32, 4096, 99, 8, 128)  # all have the same window
 CONTEXT, CHUNK, BLOCK_SIZE = 32_768, 8192, 16
 
 
@@ -228,25 +294,27 @@ def test_groups_have_as_many_layers_as_leaves_little_empty() -> None:
         (specs(26, 512, 6, 1, 256), [4, 4, 4, 4, 4, 3, 3]),  # Gemma 3 1B
         (specs(48, 1024, 6, 8, 256), [8] * 6),  # Gemma 3 12B
         (specs(9, 0, 2, 1, 64), [9]),
-        (specs(8, 100, 99, 1, 64), [8]),  # all have the same window
+        (MISTRAL_7B, [32]),
+        (tuple(CacheSpec(1, 64, window) for window in (9, 5, 9, 5)), [2, 2]),
     ):
         groups = cache_groups(layers)
         assert [len(group.layers) for group in groups] == sizes
         assert sorted(layer for group in groups for layer in group.layers) == list(range(len(layers)))
         for group in groups:
             assert len(groups) == 1 or {layers[layer].window for layer in group.layers} == {group.window}
-        assert groups[0].window == 0
+        assert groups[0].window == min(spec.window for spec in layers)
 
 
-@pytest.mark.parametrize(("layers", "share"), [(GEMMA_3_27B, 0.25), (GPT_OSS_20B, 0.55)])
+@pytest.mark.parametrize(("layers", "share"), [(GEMMA_3_27B, 0.25), (GPT_OSS_20B, 0.55), (MISTRAL_7B, 0.13)])
 def test_a_long_context_takes_a_fraction_of_what_all_layers_would_keep(
     layers: tuple[CacheSpec, ...], share: float
 ) -> None:
     """In the bytes of blocks that tables name, what is left empty in a group's blocks counted too."""
     groups = cache_groups(layers)
     tile = 63  # that a GPU's kernels may read before a window
-    windows = tuple(group.window + tile for group in groups[1:])
-    tables = Tables(20_000, BLOCK_SIZE, windows=windows, max_tokens=CONTEXT + 1)
+    keeps_all = groups[0].window == 0
+    windows = tuple(group.window + tile for group in groups[keeps_all:])
+    tables = Tables(20_000, BLOCK_SIZE, windows=windows, keeps_all=keeps_all, max_tokens=CONTEXT + 1)
     (sequence,) = tables.group([7] * CONTEXT)
     for end in range(CHUNK, CONTEXT + 1, CHUNK):
         tables.blocks.grow(sequence, end)
