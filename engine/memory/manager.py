@@ -25,7 +25,8 @@ from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
 class BlockManager:
     """Keeps the tables of sequences in rows backed by blocks (PagedAttention, sections 4.2 to 4.4).
 
-    Logical block i of a sequence holds the keys and values of positions i * block_size onwards. A block is written only by the one table that names it, and never once it is full.
+    Logical block i of a sequence holds the keys and values of positions i * block_size onwards. A block is
+    written only by the one table that names it, and never once it is full.
 
     A full block can be found by content. From the plan in which a prefill fills it on it is `computing`: who
     shares it computes in that step or a later one, and each layer of a step with prefills writes the keys and

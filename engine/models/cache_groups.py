@@ -1,8 +1,9 @@
 """Which layers keep their keys and values in blocks together: a block is of as many layers in each group.
 
 Layers that keep all tokens form groups, those that keep a window others, and all draw blocks of the same
-bytes from one pool. Where all keep the same, there is one group. What is left empty in a kind's last group is waste, and each group has block tables of
-its own: so groups are few, and as large as leaves little empty. After vLLM's hybrid KV cache manager.
+bytes from one pool. Where all keep the same, there is one. What is left empty in a kind's last group is
+waste, and each group has block tables of its own: so groups are few, and as large as leaves little empty.
+After vLLM's hybrid KV cache manager.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Journal:
     The other methods are for one other thread. They tell of what is reachable: a block of any tier whose
     prompt's earlier blocks are all in some tier, too. A tier may forget a block before those that follow it.
 
-    With window groups a reachable block goes by another name while a sequence cannot go on behind it. Where no
-    layer keeps all tokens, the blocks that lead to one that is held count as reachable.
+    With window groups a reachable block goes by another name while a sequence cannot go on behind it. Where
+    no layer keeps all tokens, the blocks that lead to one that is held count as reachable.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """KV events: the changes of the prefix cache as llm-d, Dynamo and others read them from vLLM.
 
 They are msgpack arrays. A block is named by its digest, and says which tokens it holds after which block.
-Where layers are of several cache groups, each has a block of the same digest, and events name the group.
+Where layers are of several cache groups, each has a block of the same digest, and events name the group; so
+they do where there is one with a window.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class BlockStored(KVCacheEvent):
     lora_name: str | None
     # What each block's digest depends on beside tokens: in a tenant's first block a digest of its salt.
     extra_keys: list[tuple[str, ...] | None] | None = None
-    group_idx: int | None = None  # None: there is one group
+    group_idx: int | None = None  # None: there is one group, which keeps all tokens
     kv_cache_spec_kind: Kind | None = None
     kv_cache_spec_sliding_window: int | None = None
 

@@ -20,6 +20,7 @@ from tests.engine.simulation import make_core, random_request
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 1000
 WINDOWS = (5, MAX_MODEL_LEN)  # of a group with a window, and of one more that keeps all
+GROUPS = [((), True), (WINDOWS, True), (WINDOWS[:1], False)]  # and whether there is one before these
 
 Blocks = dict[tuple[str, int | None], set[bytes]]  # by tier and cache group
 
@@ -27,11 +28,24 @@ Blocks = dict[tuple[str, int | None], set[bytes]]  # by tier and cache group
 class Engine:
     """An engine with a random workload in little memory, and the log of its caches."""
 
-    def __init__(self, seed: int = 0, max_changes: int = 1000, windows: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        max_changes: int = 1000,
+        windows: tuple[int, ...] = (),
+        keeps_all: bool = True,
+    ) -> None:
         self.rng = random.Random(seed)
-        num_blocks, num_host_blocks = (84, 40) if windows else (24, 12)
+        num_blocks, num_host_blocks = (84, 40) if len(windows) > 1 else (24, 12)
         self.core: EngineCore = make_core(
-            num_blocks, BLOCK_SIZE, 4, 16, num_host_blocks=num_host_blocks, mode="swap", windows=windows
+            num_blocks,
+            BLOCK_SIZE,
+            4,
+            16,
+            num_host_blocks=num_host_blocks,
+            mode="swap",
+            windows=windows,
+            keeps_all=keeps_all,
         )
         self.sources = sources_of(self.core.scheduler.blocks, MAX_MODEL_LEN)
         self.log = KVEventLog(self.sources, BLOCK_SIZE, max_changes)
@@ -142,18 +156,21 @@ class Line:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("windows", [(), WINDOWS])
-def test_stored_minus_removed_is_what_is_cached(seed: int, windows: tuple[int, ...]) -> None:
-    engine, subscriber = Engine(seed, windows=windows), Subscriber()
+@pytest.mark.parametrize(("windows", "keeps_all"), GROUPS)
+def test_stored_minus_removed_is_what_is_cached(
+    seed: int, windows: tuple[int, ...], keeps_all: bool
+) -> None:
+    engine, subscriber = Engine(seed, windows=windows, keeps_all=keeps_all), Subscriber()
     for _ in range(60):
         engine.work(engine.rng.randrange(1, 12))
         events = engine.log.take()
         subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
         assert subscriber.blocks == engine.cached
-    groups = range(3) if windows else [None]
+    groups = range(keeps_all + len(windows)) if windows else [None]
     assert set(subscriber.blocks) == {(tier, group) for tier in ("GPU", "CPU") for group in groups}
     chains = {digest: parent for digest, (parent, _) in subscriber.tokens.items()}
-    assert set(chains.values()) - {None} <= set(chains), "a parent was never told of"
+    told_of = set(chains.values()) - {None} <= set(chains)
+    assert told_of or not keeps_all, "a parent was never told of"
 
 
 def test_a_group_is_named_where_there_are_several() -> None:
@@ -163,16 +180,18 @@ def test_a_group_is_named_where_there_are_several() -> None:
     subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
     full, window = ("full_attention", None), ("sliding_window", 5)
     assert subscriber.groups == {0: full, 1: window, 2: full}
-    alone, subscriber = Engine(), Subscriber()
-    alone.work(40)
-    events = alone.log.take()
-    subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
-    assert subscriber.groups == {None: (None, None)}
+    for windows, keeps_all, groups in (((), True, {None: (None, None)}), ((5,), False, {0: window})):
+        alone, subscriber = Engine(windows=windows, keeps_all=keeps_all), Subscriber()
+        alone.work(40)
+        events = alone.log.take()
+        subscriber.read(msgspec.msgpack.encode([1.0, events, 0]))
+        assert subscriber.groups == groups
 
 
-def test_a_subscriber_tells_how_far_a_prompt_is_found() -> None:
+@pytest.mark.parametrize(("windows", "keeps_all"), GROUPS[1:])
+def test_a_subscriber_tells_how_far_a_prompt_is_found(windows: tuple[int, ...], keeps_all: bool) -> None:
     """Behind the last block before which each group has what the next token reads."""
-    engine, subscriber = Engine(5, windows=WINDOWS), Subscriber()
+    engine, subscriber = Engine(5, windows=windows, keeps_all=keeps_all), Subscriber()
     blocks = engine.core.scheduler.blocks
     lengths = set()
     for _ in range(60):

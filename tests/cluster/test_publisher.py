@@ -47,12 +47,20 @@ class Replica:
         max_changes: int = 1000,
         url: str | None = None,
         windows: tuple[int, ...] = (),
+        keeps_all: bool = True,
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
-        num_blocks, num_host_blocks = (84, 40) if windows else (24, 12)
+        num_blocks, num_host_blocks = (84, 40) if len(windows) > 1 else (24, 12)
         self.core: EngineCore = make_core(
-            num_blocks, 4, 4, 16, num_host_blocks=num_host_blocks, mode="swap", windows=windows
+            num_blocks,
+            4,
+            4,
+            16,
+            num_host_blocks=num_host_blocks,
+            mode="swap",
+            windows=windows,
+            keeps_all=keeps_all,
         )
         blocks = self.core.scheduler.blocks
         self.tiers = [blocks.cache, blocks.host.cache]
@@ -104,13 +112,18 @@ class Replica:
         until(lambda: self.tick() is None and self.publisher.state == "ok")
 
 
+WINDOWS = (5, 1000)
+
+
 class WindowReplica(Replica):
-    """The same of a model whose second cache group keeps few tokens, and whose third keeps all."""
+    """The same of a model whose second cache group keeps few tokens, and whose third keeps all.
 
-    WINDOWS = (5, 1000)
+    keeps_all: else it has the second one only.
+    """
 
-    def __init__(self, server: RedisServer, seed: int = 0, **given: Any) -> None:
-        super().__init__(server, seed, windows=self.WINDOWS, **given)
+    def __init__(self, server: RedisServer, seed: int = 0, *, keeps_all: bool = True, **given: Any) -> None:
+        windows = WINDOWS if keeps_all else WINDOWS[:1]
+        super().__init__(server, seed, windows=windows, keeps_all=keeps_all, **given)
 
     def finish(self) -> None:
         """Step until nothing is left to do, and publish."""
@@ -126,6 +139,12 @@ class WindowReplica(Replica):
         found = blocks.match(group.sequences[0])
         blocks.end(group.sequences[0])
         return len(found)
+
+    @property
+    def digests(self) -> set[bytes]:
+        """Those of all requests' prompts."""
+        hasher = PromptHasher(4, 0)
+        return {digest for each in self.requests for digest in hasher.digests(each.cache_salt, each.prompt)}
 
     def predicted(self, request: Request) -> int:
         """The same, as a router reads it."""
@@ -166,9 +185,12 @@ def test_registry_holds_what_the_engine_finds(server: RedisServer, seed: int) ->
     assert replica.core.stats.swap_out_blocks > 0
 
 
+@pytest.mark.parametrize("keeps_all", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_router_reads_how_far_an_engine_with_windows_finds_a_prompt(server: RedisServer, seed: int) -> None:
-    replica = WindowReplica(server, seed, max_changes=8 if seed else 1000)
+def test_a_router_reads_how_far_an_engine_with_windows_finds_a_prompt(
+    server: RedisServer, seed: int, keeps_all: bool
+) -> None:
+    replica = WindowReplica(server, seed, keeps_all=keeps_all, max_changes=8 if seed else 1000)
     lengths: set[int] = set()
     for _ in range(12):
         replica.work(20)
@@ -179,7 +201,8 @@ def test_a_router_reads_how_far_an_engine_with_windows_finds_a_prompt(server: Re
     assert len(lengths) > 3
     published = replica.published
     assert not published & {behind_window(digest) for digest in published}, "a block has two names"
-    assert {behind_window(digest) for digest in published} & replica.findable, "all windows are there"
+    behind = {behind_window(digest) for digest in published}
+    assert behind & (replica.findable if keeps_all else replica.digests), "all windows are there"
 
 
 def test_a_router_hears_that_a_window_alone_was_evicted(server: RedisServer) -> None:
@@ -200,6 +223,24 @@ def test_a_router_hears_that_a_window_alone_was_evicted(server: RedisServer) -> 
         replica.finish()
         assert replica.predicted(request) == replica.found(request) == left
     assert {behind_window(digest) for digest in digests[:9]} <= replica.published, "all others keep them"
+
+
+def test_a_router_hears_how_far_a_prompt_leads_whose_beginning_is_gone(server: RedisServer) -> None:
+    replica = WindowReplica(server, keeps_all=False)
+    request = Request(0, list(range(40)), SamplingParams(max_tokens=1))
+    shorter = Request(1, list(range(20)), SamplingParams(max_tokens=1))
+    replica.core.add(request)
+    replica.finish()
+    pool = replica.core.scheduler.blocks.pool
+    left = []
+    while pool.num_cached:
+        pool.evict()  # of tokens that were given back first
+        replica.finish()
+        for each in (request, shorter):
+            assert replica.predicted(each) == replica.found(each)
+        left.append((replica.found(request), replica.found(shorter)))
+    assert (9, 0) in left, "what is behind the evicted blocks is found, but for prompts that end there"
+    assert left[-1] == (0, 0) and not replica.published
 
 
 def test_registry_is_emptied_and_restarted_in_between(server: RedisServer) -> None:

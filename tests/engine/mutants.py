@@ -858,6 +858,7 @@ NOTICED_BY = {
     "the oldest is preempted when it could wait": "simulation 613",
     "a victim waits behind all others": "beams",
     "others are admitted while a group is swapped out": "beams",
+    "what is found where no layer keeps all begins with the prompt": "windows",
     "a group is admitted in part": "windows",
     "room only for what the prompts share": "guarantees",
     "used before it has arrived": "guarantees",

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from quire.cli import main
-from quire.doctor import doctor
+from quire.doctor import describe, doctor
 from quire.engine.config import EngineConfig
 from quire.engine.startup import start_engine
 from quire.machine import Finding, look
@@ -48,6 +48,17 @@ def test_sequences_at_once_hold_whole_blocks(
 ) -> None:
     numbers, _ = said(capsys, "--num-gpu-blocks-override", str(blocks))
     assert numbers["at once"] == at_once
+
+
+def test_it_says_what_layers_of_one_window_keep() -> None:
+    info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=100))[1]
+    window = {"group_windows": (100,), "keeps_all": False, "max_num_batched_tokens": 64}
+    told = dict(describe(msgspec.structs.replace(info, max_model_len=50_000, **window)))
+    layers = info.group_layers[0]
+    assert told["KV group"].startswith(f"{layers} layers keep the last 100 tokens: 8 blocks, ")
+    assert told["KV group"].endswith(" of 50,000 tokens")
+    assert told["a request"] == "at most 50,000 tokens, prompt and output"
+    assert told["at once"].startswith("8 of those, or 100 sequences of 16 tokens")
 
 
 @pytest.mark.parametrize(
