@@ -157,9 +157,7 @@ class Line:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("windows", "keeps_all"), GROUPS)
-def test_stored_minus_removed_is_what_is_cached(
-    seed: int, windows: tuple[int, ...], keeps_all: bool
-) -> None:
+def test_stored_minus_removed_is_what_is_cached(seed: int, windows: tuple[int, ...], keeps_all: bool) -> None:
     engine, subscriber = Engine(seed, windows=windows, keeps_all=keeps_all), Subscriber()
     for _ in range(60):
         engine.work(engine.rng.randrange(1, 12))

@@ -58,7 +58,7 @@ def test_it_says_what_layers_of_one_window_keep() -> None:
     assert told["KV group"].startswith(f"{layers} layers keep the last 100 tokens: 8 blocks, ")
     assert told["KV group"].endswith(" of 50,000 tokens")
     assert told["a request"] == "at most 50,000 tokens, prompt and output"
-    assert told["at once"].startswith("8 of those, or 100 sequences of 16 tokens")
+    assert told["at once"].startswith("8 of those, or 100 sequences of 17 tokens")
 
 
 @pytest.mark.parametrize(
