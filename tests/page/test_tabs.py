@@ -167,7 +167,7 @@ def test_a_deleted_chat_does_not_come_back(page: Page, open_tab: OpenTab, stub: 
     expect(told.locator(".asked")).to_have_count(0)
     expect(told.get_by_role("heading", name="Ask away")).to_be_visible()
     expect(told.get_by_label("Message", exact=True)).to_have_value("Not sent yet")
-    assert stub.stopped.wait(5), "the tab goes on with the answer"
+    assert stub.stopped.wait(20), "the tab goes on with the answer"
     deaf.evaluate("([key, chat]) => localStorage.setItem(key, chat)", kept)  # a save that was on its way
     expect(told.get_by_role("heading", name="Ask away")).to_be_visible()
     deaf.keyboard.press("Escape")
