@@ -676,7 +676,7 @@ def test_every_slot_holds_what_the_map_says(part: int) -> None:
 def test_every_slot_of_window_groups_holds_what_the_map_says(machine: type[BlockManagerMachine]) -> None:
     done = machine.done
     done.clear()
-    for number in range(100):
+    for number in range(150):
         rng = random.Random(number)
         walk = machine()
         blocks, host_blocks = rng.randint(4, 14), rng.choice([0, 3, 14, 40, 40, 40])

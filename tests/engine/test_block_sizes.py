@@ -55,7 +55,7 @@ def answers_of(
 def test_tokens_do_not_depend_on_the_block_size(
     kind: str, cell: str, model_folder: Callable[[str], Path]
 ) -> None:
-    name, expected, preemptions = "mistral-window", {}, []
+    name, expected, preemptions = "qwen3", {}, []
     for block_size in (16, 1, 2, 4, 8):
         vocab_size = MODELS[name][1]["vocab_size"]
         answers, preempted = answers_of(model_folder(name), vocab_size, block_size, KINDS[kind], CELLS[cell])

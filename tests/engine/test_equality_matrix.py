@@ -31,7 +31,7 @@ NAMES = ["mistral-window", "qwen3"]
 NEAR_TIE = 1e-2  # most that two log-probabilities may differ by where rounding can swap them
 MAX_LEN = 96
 FEW_BLOCKS = 12
-FEW_OF_ONE_WINDOW = {"greedy": 5, "n": 9, "beam": 9}  # where a sequence needs no more than it sees
+FEW_OF_ONE_WINDOW = {"greedy": 5, "n": 9, "beam": 11}  # where a sequence needs no more than it sees
 Answers = dict[tuple[int, int], list[Output]]  # by request and sequence
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "logprobs": 2}
