@@ -10,7 +10,7 @@ from quire.engine.schedule.plan import RowStart
 from quire.kernels.sampling.state import SamplingState
 
 _COLUMNS = 7  # int32 words a row: the seed takes two, the five others one each
-_LEAST_SHARE = float(np.finfo(np.float32).tiny)  # of top-p: 0 in fp32 would be no share, which filters nothing
+_LEAST_SHARE = float(np.finfo(np.float32).tiny)  # of top-p: 0 would be no share, and filter nothing
 
 
 class RowState:

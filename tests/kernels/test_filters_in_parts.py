@@ -236,7 +236,7 @@ def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monk
 
 
 def test_any_number_of_rows_takes_the_same_kernel(monkeypatch):
-    """Mixed steps draw for any: what is compiled at start serves them all, and nobody waits for a compiler."""
+    """Mixed steps draw for any: what is compiled at start serves all, and nobody waits for a compiler."""
     names, constants = list(inspect.signature(peer_sampling._keep_kernel.fn).parameters), set()
 
     class Noted:
