@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import aiohttp
 from starlette.requests import Request
@@ -18,11 +19,12 @@ from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.http.gate import note_ignored
-from quire.service.router.events import whole_events
+from quire.service.router.endings import EngineDied, tells_of_death
+from quire.service.router.events import pass_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_refusal
+from quire.service.router.refusals import ReplicaLost, is_refusal, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
@@ -138,8 +140,7 @@ class _Exchange:
                 reply = await self._attempt(attempt, connection, placement, digests)
             except ReplicaLost as lost:
                 if lost.begun:
-                    message = "the replica was lost while it worked on this request, which is not tried again"
-                    raise ApiError(502, message, code="replica_lost") from None
+                    raise replica_lost(" while it worked on this request, which is not tried again") from None
                 continue
             if reply is None or not is_refusal(reply):
                 return reply
@@ -200,8 +201,7 @@ class _Exchange:
             return await self._try(connection, placement, digests)
         except ReplicaLost as lost:
             if connection.started:
-                message = "the replica was lost in the middle of its answer"
-                raise ApiError(502, message, code="replica_lost") from None
+                raise replica_lost(" in the middle of its answer") from None
             log.warning("attempt %d of a request failed: %s", number, lost)
             raise
 
@@ -211,7 +211,8 @@ class _Exchange:
         """None once it was streamed. Raises ReplicaLost."""
         replica = placement.replica
         try:
-            with replica.request(digests):
+            give_up = partial(connection.interrupt, replica_lost(": it does not answer any more"))
+            with replica.request(digests, give_up):
                 async with self._send(placement) as answer:
                     replica.sent_prefixes.answered(
                         digests, time.monotonic()
@@ -220,7 +221,9 @@ class _Exchange:
                         await self._stream(connection, answer, placement)
                         return None
                     content = await self._whole(answer)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    if answer.status == 500 and tells_of_death(content):
+                        raise EngineDied("its engine died")
+        except (aiohttp.ClientError, OSError, TimeoutError, EngineDied) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.sent_prefixes.refused(digests)
@@ -261,12 +264,13 @@ class _Exchange:
         ignored = answer.headers.get("x-quire-ignored")
         note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
         mark = dialect_of(self._request.url.path).framing.after
-        async for events in whole_events(answer.content.iter_any(), mark):
-            await connection.write(events)
-            self._drop_body()
-            self._note_response(placement, events)
-            self._compare(placement, events)
-        await connection.write(b"", last=True)
+        await pass_events(answer.content, connection, mark, self._share, partial(self._passed, placement))
+
+    def _passed(self, placement: Placement, events: bytes) -> None:
+        """These are with the client."""
+        self._drop_body()
+        self._note_response(placement, events)
+        self._compare(placement, events)
 
     async def _whole(self, answer: aiohttp.ClientResponse) -> bytes:
         """Raises ApiError 429 if it is too much beside all others."""

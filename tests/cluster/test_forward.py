@@ -91,6 +91,14 @@ def test_everything_is_passed_on_and_back(make: Make) -> None:
     assert received["x-request-id"] == models.headers["x-request-id"] != "mine"  # one made by the router
 
 
+def test_a_query_passes_whatever_its_bytes(make: Make) -> None:
+    router, (replica,) = make(say)
+    with socket.create_connection(("127.0.0.1", router.port), 30) as client:
+        client.sendall(b"GET /v1/models?a=%41\xff&b= HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    assert replica.exchanges[0].path == "/v1/models?a=%41%FF&b="
+
+
 def test_a_stream_is_passed_byte_for_byte(make: Make) -> None:
     router, (_replica,) = make(stream)
     answer = post(router)
@@ -155,6 +163,7 @@ def stalled(exchange: Exchange) -> None:
         (bad_gateway, 502, "replica_lost"),
         (stalled, 503, "engine_stalled"),
         (lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_error"}}'), 500, "engine_error"),
+        (lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_dead"}}'), 502, "replica_lost"),
     ],
 )
 def test_what_made_a_replica_fail_is_given_to_no_other(

@@ -16,6 +16,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
+from quire.service.router import websocket
+from quire.service.router.placement import Placement
+from quire.service.router.replica import SILENT_PROBES
 from tests.cluster.stub_replica import LiveRouter
 
 Talk = Callable[[ServerConnection], object]
@@ -24,13 +27,18 @@ Talk = Callable[[ServerConnection], object]
 class WebSocketReplica:
     """Ready from the start; talks as the test says."""
 
-    def __init__(self, talk: Talk, refusal: HTTPStatus | None = None) -> None:
+    def __init__(
+        self, talk: Talk, refusal: HTTPStatus | None = None, until: threading.Event | None = None
+    ) -> None:
+        """`until`: when it answers handshakes."""
         self.requests: list[Request] = []
 
         def answer(connection: ServerConnection, request: Request) -> Response | None:
             if request.path in ("/health", "/ready"):
                 return connection.respond(HTTPStatus.OK, "{}")
             self.requests.append(request)
+            if until is not None:
+                assert until.wait(30)
             return None if refusal is None else connection.respond(refusal, "no")
 
         def choose(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
@@ -132,6 +140,132 @@ def test_a_lost_replica_is_told_of_and_the_socket_closed(make: Make) -> None:
         assert ending(client)[0] == 1011
 
 
+CREATED = {"type": "response.created", "sequence_number": 0, "response_id": "r", "response": {"id": "r"}}
+DEAD = {"message": "the engine died", "type": "server_error", "param": None, "code": "engine_dead"}
+
+
+def leave(connection: ServerConnection) -> None:
+    connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def die(connection: ServerConnection) -> None:
+    """As an API process does whose engine has died."""
+    connection.send(json.dumps({"type": "response.failed", "response_id": "r", "response": {"error": DEAD}}))
+    connection.send(json.dumps({"type": "error", "stream_id": "b", "error": DEAD}))
+    connection.close(1001)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(leave, 1011), (die, 1011), (lambda connection: connection.close(1012), 1012)],
+    ids=["leaves", "dies", "closes"],
+)
+def test_each_response_of_a_lost_replica_hears_of_it(make: Make, end: Talk, code: int) -> None:
+    """Those that have begun, and those that have not, of which one was refused."""
+
+    def talk(connection: ServerConnection) -> None:
+        for _ in range(3):
+            connection.recv()
+        connection.send(json.dumps({**CREATED, "stream_id": "a"}))
+        connection.send(json.dumps({"type": "error", "error": {"code": "unknown_field"}}))  # says not whose
+        end(connection)
+
+    router = make(WebSocketReplica(talk))
+    with open_socket(router) as client:
+        for fields in ({"stream_id": "a"}, {}, {"stream_id": "b"}):
+            client.send(json.dumps({"type": "response.create", **fields}))
+        created, refused, failed, unbegun = (json.loads(client.recv(timeout=30)) for _ in range(4))
+        assert (created["type"], refused["error"]["code"]) == ("response.created", "unknown_field")
+        assert (failed["type"], failed["response_id"]) == ("response.failed", "r")
+        assert failed["response"]["error"]["code"] == "replica_lost"
+        assert (unbegun["type"], unbegun["stream_id"]) == ("error", "b")
+        assert unbegun["error"]["code"] == "replica_lost"
+        assert ending(client)[0] == code
+
+
+def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
+    over = threading.Event()
+
+    def stand_still(connection: ServerConnection) -> None:
+        connection.send(json.dumps(CREATED))
+        assert over.wait(30)
+
+    router = make(WebSocketReplica(stand_still))
+    with open_socket(router) as client:
+        assert json.loads(client.recv(timeout=30)) == CREATED
+        (known,) = router.server.state.replicas
+        router.call(lambda: [known.note_probe(answered=False) for _ in range(SILENT_PROBES)])
+        failed = json.loads(client.recv(timeout=30))
+        assert failed["response"]["error"]["code"] == "replica_lost"
+        assert json.loads(client.recv(timeout=30))["error"]["code"] == "replica_lost"
+        assert ending(client)[0] == 1011
+    over.set()
+    router.wait(lambda: known.in_flight == 0)
+
+
+def test_a_replica_that_takes_no_more_may_have_said_its_last(make: Make) -> None:
+    """What it said before it left is the client's, though nothing can be sent there any more."""
+    said = threading.Event()
+
+    def talk(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send(json.dumps(CREATED))
+        connection.send(json.dumps({"type": "response.completed", "response_id": "r"}))
+        connection.close(1001)
+        said.set()
+
+    router = make(WebSocketReplica(talk))
+    with open_socket(router) as client:
+        client.send("now")
+        assert said.wait(30)
+        for _ in range(9):
+            client.send("more")
+        assert [json.loads(client.recv(timeout=30))["type"] for _ in range(2)] == [
+            "response.created",
+            "response.completed",
+        ]
+        assert ending(client)[0] == 1001
+
+
+def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that stands still; who waits there would wait for ever."""
+    over = threading.Event()
+    silent, other = WebSocketReplica(echo, until=over), WebSocketReplica(echo)
+    router = make(silent, other)
+
+    def note(placement: Placement, attempt: int) -> None:
+        monkeypatch.setattr(websocket, "HANDSHAKE_SECONDS", 0.1 if attempt == 1 else 30.0)
+
+    monkeypatch.setattr(router.server.state.metrics, "placed", note)
+    with open_socket(router) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+        assert client.response is not None
+        assert client.response.headers["x-quire-route"].endswith("attempt=2")
+    over.set()
+
+
+def test_a_handshake_ends_with_its_router(make: Make) -> None:
+    over = threading.Event()
+    replica = WebSocketReplica(echo, until=over)
+    router = make(replica)
+
+    def stop() -> None:
+        router.wait(lambda: bool(replica.requests))
+        router.server.stop_soon()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    over.set()
+    assert refused.value.response.status_code == 503
+    assert b"shutting down" in (refused.value.response.body or b"")
+    stopper.join()
+    router.thread.join(20)
+    assert router.end() == 0
+
+
 def test_another_replica_takes_what_a_busy_one_refuses(make: Make) -> None:
     busy, free = WebSocketReplica(echo, HTTPStatus.SERVICE_UNAVAILABLE), WebSocketReplica(echo)
     router = make(busy, free)
@@ -181,6 +315,35 @@ def test_a_router_that_ends_says_so(make: Make) -> None:
     assert router.end() == 0
 
 
+def test_a_router_that_ends_waits_for_responses_that_have_not_begun(make: Make) -> None:
+    more = threading.Event()
+
+    def talk(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send("heard")
+        assert more.wait(30)
+        connection.send(json.dumps({**CREATED, "stream_id": "a"}))
+        connection.send(json.dumps({"type": "response.completed", "response_id": "r"}))
+        connection.recv()
+
+    router = make(WebSocketReplica(talk))
+    create = json.dumps({"type": "response.create", "stream_id": "a"})
+    with open_socket(router) as client:
+        client.send(create)
+        assert client.recv(timeout=30) == "heard"
+        router.server.stop_soon()
+        router.wait(lambda: router.server.state.draining)
+        client.send(create)
+        refused = json.loads(client.recv(timeout=30))
+        assert (refused["stream_id"], refused["error"]["code"]) == ("a", "not_ready")
+        more.set()
+        ends = [json.loads(client.recv(timeout=30))["type"] for _ in range(2)]
+        assert ends == ["response.created", "response.completed"]
+        assert ending(client)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
+
+
 def test_a_key_may_come_as_a_subprotocol(make: Make) -> None:
     """To the router, and by it to the replica, which says what is spoken."""
     replica = WebSocketReplica(echo)
@@ -197,12 +360,17 @@ def test_a_key_may_come_as_a_subprotocol(make: Make) -> None:
     assert refused.value.response.status_code == 401
 
 
+def lose_engine(connection: ServerConnection) -> None:
+    connection.send(json.dumps({"tag": "a", "error": DEAD}))
+
+
+@pytest.mark.parametrize("end", [leave, lose_engine])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_lost_replicas_answers_end_with_an_error_each(make: Make, path: str) -> None:
+def test_a_lost_replicas_answers_end_with_an_error_each(make: Make, path: str, end: Talk) -> None:
     def vanish(connection: ServerConnection) -> None:
         for message in connection:
             if message == "now":
-                connection.socket.shutdown(socket.SHUT_RDWR)
+                end(connection)
             elif "cancel" not in message:
                 tag = json.loads(message).get("tag")
                 named = {} if tag is None else {"tag": tag}

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.protocol import Reasoning
+from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
 from quire.service.text.structured import FlatFormat
 from quire.service.text.tools.protocol import FlatTool, FlatToolChoice
 
@@ -60,8 +61,18 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseFailure(msgspec.Struct):
-    code: Literal["server_error"]
+    """OpenAI has one code for all that is a server's fault; who died is told apart, as in other answers."""
+
+    code: Literal["server_error", "engine_dead", "replica_lost"]
     message: str
+
+    @classmethod
+    def of(cls, error: ApiError) -> ResponseFailure:
+        if error.code == ENGINE_DEAD:
+            return cls("engine_dead", error.message)
+        if error.code == REPLICA_LOST:
+            return cls("replica_lost", error.message)
+        return cls("server_error", error.message)
 
 
 class InputTokensDetails(msgspec.Struct):
