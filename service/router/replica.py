@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import yarl
 from starlette.types import Scope
@@ -19,8 +19,6 @@ from quire.service.router.sent_prefixes import SentPrefixes
 log = logging.getLogger("quire.router")
 
 SILENT_PROBES = 5  # in a row without any answer: half a minute of a process that stands still
-# A query may have bytes that are no ASCII, which an address may not.
-_AS_THEY_CAME = "".join(map(chr, range(0x21, 0x7F)))
 
 
 class Replica:
@@ -43,7 +41,7 @@ class Replica:
 
     def address(self, scope: Scope) -> yarl.URL:
         """Return the address of the same path and query there, as they came."""
-        path, query = scope["raw_path"].decode(), quote(scope["query_string"], _AS_THEY_CAME)
+        path, query = scope["raw_path"].decode(), scope["query_string"].decode()
         return yarl.URL(f"{self.url}{path}?{query}" if query else self.url + path, encoded=True)
 
     @property

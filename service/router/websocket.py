@@ -45,7 +45,7 @@ class Tunnel:
                 placement, attempt, replica = await self._connect(HTTPConnection(scope))
         finally:
             self._state.streams.discard(opening)
-        passage = _Passage(self._state, scope, receive, send, replica)
+        passage = Passage(self._state, scope, receive, send, replica)
         try:
             with placement.replica.request(give_up=passage.lose):
                 await send(
@@ -94,7 +94,7 @@ class Tunnel:
         )
 
 
-class _Passage(Interruptible):
+class Passage(Interruptible):
     """Both directions of one open WebSocket."""
 
     def __init__(
