@@ -152,9 +152,12 @@ class _Exchange:
         self, connection: Connection, key: StreamKey, affinity: StreamAffinity
     ) -> Response | None:
         """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
-        reply, lost = None, False
+        reply, lost, down = None, False, 0
         holders = affinity.holders(key, await self._state.everybody())
         for attempt, replica in enumerate(holders, 1):
+            down += not replica.up
+            if down > MAX_ATTEMPTS:  # so are all that follow, and each may take its time
+                break
             try:
                 reply = await self._attempt(attempt, connection, await self._state.place_at(replica))
             except ReplicaLost:
@@ -162,7 +165,7 @@ class _Exchange:
                 continue
             if reply is None or reply.status_code != 404:
                 return reply
-        if reply is None or lost:
+        if reply is None or lost or down > MAX_ATTEMPTS:
             raise not_ready("a replica that may have what is asked for does not answer", 2)
         return reply
 
@@ -211,12 +214,11 @@ class _Exchange:
         """None once it was streamed. Raises ReplicaLost."""
         replica = placement.replica
         try:
-            give_up = partial(connection.interrupt, replica_lost(": it does not answer any more"))
-            with replica.request(digests, give_up):
+            silent = replica_lost(": it does not answer any more")
+            with replica.request(digests, partial(connection.interrupt, silent)):
                 async with self._send(placement) as answer:
-                    replica.sent_prefixes.answered(
-                        digests, time.monotonic()
-                    )  # headers come with the first token
+                    # Headers come with the first token.
+                    replica.sent_prefixes.answered(digests, time.monotonic())
                     if answer.content_type in STREAM_TYPES and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None

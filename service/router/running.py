@@ -95,10 +95,8 @@ class RunningResponses:
         return [*ends, *(event.data.decode() for event in unbegun)]
 
     def lose(self, error: ApiError) -> list[str]:
-        """As `fail`, but that there is an error in any case, which says why the socket closes."""
-        is_told = bool(self._asked)
-        ends = self.fail(error)
-        return ends if is_told else [*ends, self.refusal(None, error)]
+        """As `fail`, and an error for what was said and did not come so far."""
+        return [*self.fail(error), self.refusal(None, error)]
 
 
 def _event(text: str) -> _Event:

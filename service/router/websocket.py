@@ -135,8 +135,7 @@ class Passage(Interruptible):
             self._state.generations.discard(self)
         if code == ABNORMAL or self._running:
             self._state.metrics.failures["during"] += 1
-            lost = replica_lost(" in the middle of the WebSocket")
-            ends = self._running.lose(lost) if code == ABNORMAL else self._running.fail(lost)
+            ends = self._running.lose(replica_lost(" in the middle of the WebSocket"))
             code = INTERNAL_ERROR if code == ABNORMAL else code
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):

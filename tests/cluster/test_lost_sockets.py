@@ -90,6 +90,8 @@ def test_each_response_of_a_lost_replica_hears_of_it(make: Make, end: Talk, code
         assert failed["response"]["error"]["code"] == "replica_lost"
         assert (unbegun["type"], unbegun["stream_id"]) == ("error", "b")
         assert unbegun["error"]["code"] == "replica_lost"
+        rest = json.loads(client.recv(timeout=30))  # for what it may have said and was not read
+        assert (rest["error"]["code"], "stream_id" in rest) == ("replica_lost", False)
         assert ending(client)[0] == code
 
 

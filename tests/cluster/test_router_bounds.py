@@ -182,6 +182,22 @@ def test_a_target_that_is_no_path_is_not_there(make: Make, target: str) -> None:
     assert not replica.exchanges
 
 
+def test_of_replicas_that_are_down_a_few_are_asked_for_a_stream() -> None:
+    """Of those that are up all are; whoever asks is told that it may be at one of the others."""
+    replicas = [StubReplica(lambda exchange: exchange.reply(404, b"{}")) for _ in range(7)]
+    router = LiveRouter(replicas)
+    for replica in replicas[2:]:
+        replica.close()
+    router.wait(lambda: sum(not replica.up for replica in router.server.state.replicas) == 5)
+    answer = httpx.get(f"{router.url}/v1/streams/any", timeout=SECONDS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert [len(replica.exchanges) for replica in replicas[:2]] == [1, 1]
+    assert router.server.state.metrics.retries == 4  # the other one that is up, and three that are not
+    router.end()
+    for replica in replicas[:2]:
+        replica.close()
+
+
 def test_a_machine_that_vanished_is_given_up_whatever_was_on_its_way_there() -> None:
     """Nobody asks after a connection while it waits for something to be acknowledged."""
     address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
