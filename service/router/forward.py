@@ -270,7 +270,8 @@ class _Exchange:
 
     def _passed(self, placement: Placement, events: bytes) -> None:
         """These are with the client."""
-        self._drop_body()
+        self._share.give_back(len(self._body))
+        self._body = b""
         self._note_response(placement, events)
         self._compare(placement, events)
 
@@ -287,10 +288,6 @@ class _Exchange:
         if not self._is_noted and (key := created_response(self._request, content)) is not None:
             self._state.response_affinity.settle(key, placement.replica)
             self._is_noted = True
-
-    def _drop_body(self) -> None:
-        self._share.give_back(len(self._body))
-        self._body = b""
 
     def _compare(self, placement: Placement, content: bytes) -> None:
         """Compare what was predicted with what an answer says that it found, if it does."""
