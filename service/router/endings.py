@@ -28,6 +28,7 @@ class EngineDied(Exception):
 
 class _Error(msgspec.Struct):
     code: str | None = None
+    cause: str | None = None  # of a response's failure, whose code is OpenAI's
 
 
 class _Response(msgspec.Struct):
@@ -76,8 +77,8 @@ def tells_of_death(message: bytes) -> bool:
         failure = _failures.decode(message[max(0, message.find(b"{")) :].rstrip())
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return False
-    errors = failure.error, failure.response and failure.response.error
-    return any(error is not None and error.code == ENGINE_DEAD for error in errors)
+    error = failure.error if failure.response is None else failure.response.error
+    return error is not None and ENGINE_DEAD in (error.code, error.cause)
 
 
 def _is_done(line: bytes) -> bool:

@@ -111,7 +111,7 @@ def test_the_last_event_is_known() -> None:
     ("message", "died"),
     [
         (b'data: {"error":{"code":"engine_dead"}}\n\n', True),
-        (b'id: 3\nevent: response.failed\ndata: {"response":{"error":{"code":"engine_dead"}}}\n\n', True),
+        (b'id: 3\nevent: response.failed\ndata: {"response":{"error":{"cause":"engine_dead"}}}\n\n', True),
         (b'{"tag":"a","error":{"code":"engine_dead","param":null}}', True),
         (b'{"response":{"error":null,"metadata":{"code":"engine_dead"}}}', False),
         (b'{"error":{"code":"engine_error","message":"\\"engine_dead\\""}}', False),

@@ -60,8 +60,8 @@ DEAD = b'"error":{"message":"the engine died","type":"server_error","param":null
         (CHAT, b"id: 2\ndata: {%b}\n\n" % DEAD),
         (
             "/v1/responses",
-            b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed",%b}}\n\n'
-            % DEAD,
+            b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed","error":'
+            b'{"code":"server_error","message":"the engine died","cause":"engine_dead"}}}\n\n',
         ),
     ],
 )

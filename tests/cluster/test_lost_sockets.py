@@ -52,6 +52,7 @@ def test_a_lost_replica_is_told_of_and_the_socket_closed(make: Make) -> None:
 
 
 DEAD = {"message": "the engine died", "type": "server_error", "param": None, "code": "engine_dead"}
+FAILURE = {"code": "server_error", "message": "the engine died", "cause": "engine_dead"}
 
 
 def leave(connection: ServerConnection) -> None:
@@ -60,7 +61,9 @@ def leave(connection: ServerConnection) -> None:
 
 def die(connection: ServerConnection) -> None:
     """As an API process does whose engine has died."""
-    connection.send(json.dumps({"type": "response.failed", "response_id": "r", "response": {"error": DEAD}}))
+    connection.send(
+        json.dumps({"type": "response.failed", "response_id": "r", "response": {"error": FAILURE}})
+    )
     connection.send(json.dumps({"type": "error", "stream_id": "b", "error": DEAD}))
     connection.close(1001)
 

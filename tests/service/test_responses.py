@@ -154,7 +154,7 @@ async def test_failure_is_the_last_event(make_service: Callable[..., Service], s
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert "CUDA error" in last["response"]["error"]["message"]
-    assert last["response"]["error"]["code"] == "engine_dead"
+    assert last["response"]["error"]["cause"] == "engine_dead"
     assert all(item["status"] == "incomplete" for item in last["response"]["output"])
     assert b"[DONE]" not in reply.body
 

@@ -61,17 +61,18 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseFailure(msgspec.Struct):
-    """OpenAI has one code for all that is a server's fault; who died is told apart, as in other answers."""
+    """OpenAI's clients know one code for a server's faults; a router's also know a lost replica."""
 
-    code: Literal["server_error", "engine_dead", "replica_lost"]
+    code: Literal["server_error", "replica_lost"]
     message: str
+    cause: Literal["engine_dead"] | msgspec.UnsetType = msgspec.UNSET  # by which a router knows it
 
     @classmethod
     def of(cls, error: ApiError) -> ResponseFailure:
-        if error.code == ENGINE_DEAD:
-            return cls("engine_dead", error.message)
         if error.code == REPLICA_LOST:
             return cls("replica_lost", error.message)
+        if error.code == ENGINE_DEAD:
+            return cls("server_error", error.message, "engine_dead")
         return cls("server_error", error.message)
 
 
