@@ -23,6 +23,9 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
+ENGINE_DEAD = "engine_dead"
+REPLICA_LOST = "replica_lost"
+
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
     message: str
@@ -89,6 +92,11 @@ def refused(error: FieldError) -> ApiError:
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="not_ready", retry_after=retry_after)
+
+
+def engine_dead(error: str | None, status: int = 503) -> ApiError:
+    """500 for what the engine may have begun, which another one is not to get, too."""
+    return ApiError(status, f"the engine died: {error}", code=ENGINE_DEAD)
 
 
 def too_large(param: str, size: int, limit: int) -> ApiError:

@@ -21,16 +21,12 @@ from quire.loadtest.client.health_probe import Asked
 
 QUIET_SECONDS = 0.02  # in which the control answered: the machine was not the reason
 NEAR_SECONDS = 0.1
-# How an answer ends whose replica is lost: that of a stream, a socket, a request that comes late.
-LOST = (
-    "error: replica_lost",
-    "502: replica_lost",
-    "error: server_error",
-    "closed: ",
-    "503: ",
-    "error: not_ready",
-)
-GONE = "404: "  # a stream that is to be picked up and was the lost replica's
+# How an answer ends whose replica is lost, with its stream begun or not: clients try that again.
+LOST = frozenset({"error: replica_lost", "502: replica_lost"})
+LATE = frozenset(
+    {"error: not_ready", "error: replica_lost", "closed: 1001"}
+)  # to a socket of one that drains
+GONE = frozenset({"503: not_ready", "404: stream_not_found"})  # a stream to be picked up, of either one
 
 
 @dataclass(frozen=True)
@@ -82,15 +78,15 @@ def check_failures(outcomes: Sequence[Outcome], restarts: Sequence[Restart]) -> 
 
 
 def _is_excused(outcome: Outcome, restarts: Sequence[Restart]) -> bool:
-    """Say whether it may fail: a drained replica need not take what comes late to a socket or a stream."""
-    gone = outcome.kind == "resumed" and outcome.end.startswith(GONE)
-    if not gone and not outcome.end.startswith(LOST):
-        return False
-    for restart in restarts:
-        overlaps = outcome.began < restart.ready and outcome.ended > restart.begin
-        if overlaps and (restart.how == "SIGKILL" or outcome.kind in ("socket", "resumed")):
-            return True
-    return False
+    """Say whether it may fail so: with a killed replica, or late at one that ends in order."""
+    overlapping = {
+        restart.how for restart in restarts if outcome.began < restart.ready and outcome.ended > restart.begin
+    }
+    if outcome.kind == "resumed" and outcome.end in GONE:
+        return bool(overlapping)
+    if outcome.kind == "socket" and outcome.end in LATE and "SIGTERM" in overlapping:
+        return True
+    return outcome.end in LOST and "SIGKILL" in overlapping
 
 
 def check_late_ends(outcomes: Sequence[Outcome], restarts: Sequence[Restart], limit: float) -> Check:

@@ -16,7 +16,7 @@ from quire.service.admission import Admission
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.replies import Usage
 from quire.service.engine_client import Engine, RequestStream
-from quire.service.errors import ApiError, not_ready, refused
+from quire.service.errors import ApiError, engine_dead, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
 from quire.service.text.reasoning.use import Reasoning, answer_parser, markers_of
@@ -85,6 +85,7 @@ class Generation:
         times: RequestTimes,
     ) -> None:
         self._admission = admission
+        self._engine = engine
         self.times = times
         self._metrics = admission.metrics
         self.tokenizer = tokenizer
@@ -257,6 +258,8 @@ class Generation:
         if output.finish_reason == "abort":
             return not_ready("the server is shutting down")
         self._end_reason = "error"
+        if self._engine.state == "dead":
+            return engine_dead(output.error, 500)
         return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")
 
     def _start(self, group: Group, output: Output, now: float) -> None:

@@ -10,7 +10,7 @@ from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import POOLED, FinishReason, Output, PoolingParams
 from quire.service.admission import Admission
 from quire.service.engine_client import Engine, RequestStream
-from quire.service.errors import ApiError, not_ready, refused
+from quire.service.errors import ApiError, engine_dead, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
 
@@ -41,6 +41,7 @@ class PooledPrompts:
         self.arrival = time.monotonic()
         self.num_tokens = sum(map(len, prompts))
         self._admission = admission
+        self._engine = engine
         self._vectors = [b""] * len(prompts)
         self._unfinished: dict[int, _Prompt] = {}  # by the number that it has in the engine
         self._failed: ApiError | None = None
@@ -92,6 +93,8 @@ class PooledPrompts:
         for output in outputs:
             if output.finish_reason == "abort":
                 self.fail(not_ready("the server is shutting down"))
+            elif output.vector is None and self._engine.state == "dead":
+                self.fail(engine_dead(output.error, 500))
             elif output.vector is None:
                 message = f"the engine failed on this request: {output.error}"
                 self.fail(ApiError(500, message, code="engine_error"))

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from quire.engine.errors import EngineDeadError
 from quire.engine.inspection.messages import STATES, BlockAnswer, BlockQuestion, OwnAnswer, OwnQuestion
-from quire.service.errors import ApiError, bad_value
+from quire.service.errors import ApiError, bad_value, engine_dead
 from quire.service.http.codec import JsonResponse
 from quire.service.http.event_stream import EventStream
 from quire.service.inspector.feed import watch_counts
@@ -51,7 +51,7 @@ async def own_blocks(state: ServerState, request: Request) -> Response:
     try:
         answer = await engine.ask(OwnQuestion(numbers))
     except EngineDeadError as error:
-        raise ApiError(503, f"the engine died: {error}", code="engine_dead") from None
+        raise engine_dead(str(error)) from None
     if not isinstance(answer, OwnAnswer):
         raise ApiError(500, "the engine could not count the blocks", code="internal_error")
     reply = OwnBlocksReply(answer.active, answer.shared, answer.cached, answer.host, answer.partial)
@@ -98,7 +98,7 @@ async def block_detail(state: ServerState, request: Request) -> Response:
     try:
         answer = await engine.ask(BlockQuestion(int(place), tier, request.state.tenant))
     except EngineDeadError as error:
-        raise ApiError(503, f"the engine died: {error}", code="engine_dead") from None
+        raise engine_dead(str(error)) from None
     if not isinstance(answer, BlockAnswer):
         raise ApiError(500, "the engine could not tell what is in the block", code="internal_error")
     reply = BlockReply(

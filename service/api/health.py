@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quire.engine.config import Progress
 from quire.service.answer.replies import Health, Readiness
-from quire.service.errors import ApiError, not_ready
+from quire.service.errors import engine_dead, not_ready
 from quire.service.http.codec import JsonResponse
 from quire.service.http.event_stream import EventStream
 from quire.service.state import ServerState
@@ -19,7 +19,7 @@ async def health(state: ServerState, request: Request) -> Response:
     """Liveness: 503 tells a supervisor to restart us."""
     engine = state.engine
     if engine is not None and engine.state == "dead":
-        raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
+        raise engine_dead(engine.error)
     state.watchdog.check()
     return JsonResponse(Health())
 
@@ -53,4 +53,4 @@ async def _phases(state: ServerState) -> AsyncIterator[Progress]:
     async for progress in engine.watch_progress():
         yield progress
     if engine.state == "dead":
-        raise ApiError(503, f"the engine died: {engine.error}", code="engine_dead")
+        raise engine_dead(engine.error)

@@ -20,7 +20,7 @@ from quire.engine.inspection.messages import (
     PrefixQuestion,
 )
 from quire.service.engine_client import Engine
-from quire.service.errors import ApiError
+from quire.service.errors import ApiError, engine_dead
 
 PERIOD = 0.25  # seconds between two looks at the pool
 PREFIX_PERIOD = 1.0  # and at its texts
@@ -117,7 +117,7 @@ class BlockFeed:
                 else:
                     await asyncio.sleep(PERIOD)
         except EngineDeadError as error:
-            self._error = ApiError(503, f"the engine died: {error}", code="engine_dead")
+            self._error = engine_dead(str(error))
             for each in (wanted, self._wanted):
                 if each is not None and not each.done():
                     each.set_exception(self._error)
@@ -173,7 +173,7 @@ class BlockFeed:
         try:
             return await asyncio.shield(self._prefixes)
         except EngineDeadError as error:
-            raise ApiError(503, f"the engine died: {error}", code="engine_dead") from None
+            raise engine_dead(str(error)) from None
 
     async def _find_prefixes(self, engine: Engine) -> PrefixAnswer:
         pause = PREFIX_PERIOD

@@ -98,10 +98,13 @@ class Fleet:
             for path in ("/health", "/ready"):
                 url = replica.url + path
                 async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
+                    replica.note_probe(answered=True)
                     if answer.status != 200:
                         raise aiohttp.ClientError(f"{path} says {answer.status}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: of its name
             replica.lost(error)
+            if isinstance(error, TimeoutError):
+                replica.note_probe(answered=False)
             return
         if not replica.up:
             log.info("replica %s is ready", replica.name)

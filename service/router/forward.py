@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import aiohttp
 from starlette.requests import Request
@@ -18,11 +19,12 @@ from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.http.gate import note_ignored
-from quire.service.router.events import whole_events
+from quire.service.router.endings import EngineDied, tells_of_death
+from quire.service.router.events import pass_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_refusal
+from quire.service.router.refusals import ReplicaLost, is_refusal, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
@@ -138,8 +140,7 @@ class _Exchange:
                 reply = await self._attempt(attempt, connection, placement, digests)
             except ReplicaLost as lost:
                 if lost.begun:
-                    message = "the replica was lost while it worked on this request, which is not tried again"
-                    raise ApiError(502, message, code="replica_lost") from None
+                    raise replica_lost(" while it worked on this request, which is not tried again") from None
                 continue
             if reply is None or not is_refusal(reply):
                 return reply
@@ -151,9 +152,12 @@ class _Exchange:
         self, connection: Connection, key: StreamKey, affinity: StreamAffinity
     ) -> Response | None:
         """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
-        reply, lost = None, False
+        reply, lost, down = None, False, 0
         holders = affinity.holders(key, await self._state.everybody())
         for attempt, replica in enumerate(holders, 1):
+            down += not replica.up
+            if down > MAX_ATTEMPTS:  # so are all that follow, and each may take its time
+                break
             try:
                 reply = await self._attempt(attempt, connection, await self._state.place_at(replica))
             except ReplicaLost:
@@ -161,7 +165,7 @@ class _Exchange:
                 continue
             if reply is None or reply.status_code != 404:
                 return reply
-        if reply is None or lost:
+        if reply is None or lost or down > MAX_ATTEMPTS:
             raise not_ready("a replica that may have what is asked for does not answer", 2)
         return reply
 
@@ -200,8 +204,7 @@ class _Exchange:
             return await self._try(connection, placement, digests)
         except ReplicaLost as lost:
             if connection.started:
-                message = "the replica was lost in the middle of its answer"
-                raise ApiError(502, message, code="replica_lost") from None
+                raise replica_lost(" in the middle of its answer") from None
             log.warning("attempt %d of a request failed: %s", number, lost)
             raise
 
@@ -211,16 +214,18 @@ class _Exchange:
         """None once it was streamed. Raises ReplicaLost."""
         replica = placement.replica
         try:
-            with replica.request(digests):
+            silent = replica_lost(": it does not answer any more")
+            with replica.request(digests, partial(connection.interrupt, silent)):
                 async with self._send(placement) as answer:
-                    replica.sent_prefixes.answered(
-                        digests, time.monotonic()
-                    )  # headers come with the first token
+                    # Headers come with the first token.
+                    replica.sent_prefixes.answered(digests, time.monotonic())
                     if answer.content_type in STREAM_TYPES and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
                     content = await self._whole(answer)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    if answer.status == 500 and tells_of_death(content):
+                        raise EngineDied("its engine died")
+        except (aiohttp.ClientError, OSError, TimeoutError, EngineDied) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.sent_prefixes.refused(digests)
@@ -261,12 +266,14 @@ class _Exchange:
         ignored = answer.headers.get("x-quire-ignored")
         note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
         mark = dialect_of(self._request.url.path).framing.after
-        async for events in whole_events(answer.content.iter_any(), mark):
-            await connection.write(events)
-            self._drop_body()
-            self._note_response(placement, events)
-            self._compare(placement, events)
-        await connection.write(b"", last=True)
+        await pass_events(answer.content, connection, mark, self._share, partial(self._passed, placement))
+
+    def _passed(self, placement: Placement, events: bytes) -> None:
+        """These are with the client."""
+        self._share.give_back(len(self._body))
+        self._body = b""
+        self._note_response(placement, events)
+        self._compare(placement, events)
 
     async def _whole(self, answer: aiohttp.ClientResponse) -> bytes:
         """Raises ApiError 429 if it is too much beside all others."""
@@ -281,10 +288,6 @@ class _Exchange:
         if not self._is_noted and (key := created_response(self._request, content)) is not None:
             self._state.response_affinity.settle(key, placement.replica)
             self._is_noted = True
-
-    def _drop_body(self) -> None:
-        self._share.give_back(len(self._body))
-        self._body = b""
 
     def _compare(self, placement: Placement, content: bytes) -> None:
         """Compare what was predicted with what an answer says that it found, if it does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from quire.service.errors import REPLICA_LOST, ApiError
 from quire.service.router.response_affinity import NOT_FOUND
 
 _BUSY = frozenset({429, 503})  # it has not begun: another replica may say better; else this is the answer
@@ -19,6 +20,10 @@ class ReplicaLost(Exception):
     def __init__(self, message: str, *, begun: bool) -> None:
         super().__init__(message)
         self.begun = begun
+
+
+def replica_lost(where: str) -> ApiError:
+    return ApiError(502, f"the replica was lost{where}", code=REPLICA_LOST)
 
 
 def is_refusal(reply: Response) -> bool:

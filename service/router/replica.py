@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 from urllib.parse import urlsplit
@@ -17,6 +17,8 @@ from quire.engine.registry.redis import Load
 from quire.service.router.sent_prefixes import SentPrefixes
 
 log = logging.getLogger("quire.router")
+
+SILENT_PROBES = 5  # in a row without any answer: half a minute of a process that stands still
 
 
 class Replica:
@@ -34,6 +36,8 @@ class Replica:
         self._reported = Load()
         self._report: tuple[str, int] | None = None  # epoch and number
         self._in_flight_then = 0
+        self._unanswered = 0  # probes in a row
+        self._given_up: dict[object, Callable[[], None]] = {}  # how each request hears that it is in vain
 
     def address(self, scope: Scope) -> yarl.URL:
         """Return the address of the same path and query there, as they came."""
@@ -76,12 +80,25 @@ class Replica:
             log.warning("replica %s fails: %s", self.name, reason or type(reason).__name__)
         self.up = False
 
+    def note_probe(self, *, answered: bool) -> None:
+        """A process that stands still keeps its connections: what waits there is given up after a while."""
+        self._unanswered = 0 if answered else self._unanswered + 1
+        if self._unanswered >= SILENT_PROBES and self._given_up:
+            log.warning("replica %s is silent: %d requests there end", self.name, len(self._given_up))
+            for give_up in list(self._given_up.values()):
+                give_up()
+
     @contextmanager
-    def request(self, digests: Sequence[Digest] = ()) -> Iterator[None]:
-        """One that it works on; `digests`: of its prompt."""
+    def request(
+        self, digests: Sequence[Digest] = (), give_up: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """One that it works on; `digests`: of its prompt. `give_up` is called once it is in vain to wait."""
+        key = object()
         self.in_flight += 1
+        self._given_up[key] = give_up
         try:
             yield
         finally:
+            del self._given_up[key]
             self.in_flight -= 1
             self.sent_prefixes.answered(digests, time.monotonic())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from quire.service.api.responses.events import error_event
+from quire.service.api.responses.replies import ResponseFailure
 from quire.service.errors import ApiError
 
 _ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
@@ -24,31 +27,39 @@ _events = msgspec.json.Decoder(_Event)
 
 
 class RunningResponses:
-    """Each has begun, and not ended; if its replica is lost, nobody but the router can end it."""
+    """Each was asked for, and has not ended; if its replica is lost, nobody but the router can end it."""
 
     def __init__(self) -> None:
+        self._asked: Counter[str | None] = Counter()  # that have not begun, by their stream_id
         self._created: dict[str, _Event] = {}
         self._last: dict[str, int] = {}  # number of the newest event
 
     def __len__(self) -> int:
-        return len(self._created)
+        return len(self._created) + self._asked.total()
 
     def asks(self, text: str | None) -> bool:
         """Whether a client's message wants a response."""
         return text is not None and _event(text).type == "response.create"
 
     def ask(self, text: str | None) -> None:
-        """It is passed on: what comes of it, events tell."""
+        """It is passed on."""
+        event = _Event() if text is None else _event(text)
+        if event.type == "response.create":
+            self._asked[event.stream_id] += 1
 
     def refusal(self, text: str | None, error: ApiError) -> str:
-        return error_event(error).data.decode()
+        stream_id = None if text is None else _event(text).stream_id
+        return error_event(error, stream_id=stream_id).data.decode()
 
     def note(self, text: str) -> None:
         """An event was passed on."""
         event = _event(text)
         if event.response_id is None:
+            if event.type == "error":
+                self._settle(event.stream_id)
             return
         if event.type == "response.created":
+            self._settle(event.stream_id)
             self._created[event.response_id] = event
         if event.response_id in self._created:
             self._last[event.response_id] = event.sequence_number
@@ -56,26 +67,35 @@ class RunningResponses:
             self._created.pop(event.response_id, None)
             self._last.pop(event.response_id, None)
 
+    def _settle(self, stream_id: str | None) -> None:
+        """One that was asked for has begun, or is refused; who refuses it may not know its stream."""
+        asked = self._asked
+        name = stream_id if stream_id in asked else next(iter(asked), None)
+        asked[name] -= 1
+        if asked[name] <= 0:
+            del asked[name]
+
     def fail(self, error: ApiError) -> list[str]:
         """The last event of each, as its replica would have told it; none runs any more."""
         ends = []
         for response_id, created in self._created.items():
-            failure = {"code": "server_error", "message": error.message}
             end = {
                 "type": "response.failed",
                 "sequence_number": self._last[response_id] + 1,
                 "response_id": response_id,
-                "response": {**created.response, "status": "failed", "error": failure},
+                "response": {**created.response, "status": "failed", "error": ResponseFailure.of(error)},
             }
             if created.stream_id is not None:
                 end["stream_id"] = created.stream_id
             ends.append(msgspec.json.encode(end).decode())
+        unbegun = [error_event(error, stream_id=stream_id) for stream_id in self._asked.elements()]
+        self._asked.clear()
         self._created.clear()
         self._last.clear()
-        return ends
+        return [*ends, *(event.data.decode() for event in unbegun)]
 
     def lose(self, error: ApiError) -> list[str]:
-        """As `fail`, and an error for what had not begun yet."""
+        """As `fail`, and an error for what was said and did not come so far."""
         return [*self.fail(error), self.refusal(None, error)]
 
 

@@ -8,8 +8,14 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 IDLE_SECONDS = 30.0  # half of what replicas keep an idle connection for
-# A machine that vanished says nothing: its connections are given up after 10 + 3 * 5 s.
-_TCP_OPTIONS = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+# A machine that vanished says nothing: its connections are given up after 10 + 3 * 5 s, also while something
+# is on its way there, which nobody asks after.
+_TCP_OPTIONS = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 25_000),
+)
 
 
 def open_session(connect_timeout: float, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
@@ -17,7 +23,7 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
     connector = aiohttp.TCPConnector(
         limit=0,
         keepalive_timeout=IDLE_SECONDS,
-        socket_factory=_kept_alive_socket,
+        socket_factory=kept_alive_socket,
         resolver=resolver,
     )
     return aiohttp.ClientSession(
@@ -28,7 +34,7 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
     )
 
 
-def _kept_alive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+def kept_alive_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

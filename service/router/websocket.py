@@ -9,10 +9,12 @@ import aiohttp
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from quire.service.errors import ApiError, not_ready
+from quire.service.errors import ENGINE_DEAD, ApiError, not_ready
 from quire.service.http.cancellation import Interruptible
+from quire.service.router.endings import tells_of_death
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
+from quire.service.router.refusals import ReplicaLost, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.running import RunningResponses
 from quire.service.router.running_answers import RunningAnswers
@@ -21,6 +23,7 @@ from quire.service.router.state import RouterState
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
+HANDSHAKE_SECONDS = 10.0  # a replica that can take a WebSocket does so at once
 _ANSWERING = frozenset({"/v1/completions", "/v1/chat/completions"})
 GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
 
@@ -35,31 +38,41 @@ class Tunnel:
         """Raises ApiError unless a replica took the WebSocket."""
         self._state.check_open()
         await receive()  # websocket.connect
-        placement, replica = await self._connect(HTTPConnection(scope))
+        opening = Interruptible()  # by the router's end
+        self._state.streams.add(opening)
         try:
-            with placement.replica.request():
+            async with opening:
+                placement, attempt, replica = await self._connect(HTTPConnection(scope))
+        finally:
+            self._state.streams.discard(opening)
+        passage = Passage(self._state, scope, receive, send, replica)
+        try:
+            with placement.replica.request(give_up=passage.lose):
                 await send(
                     {
                         "type": "websocket.accept",
                         "subprotocol": replica.protocol,
-                        "headers": [(b"x-quire-route", placement.header(1))],
+                        "headers": [(b"x-quire-route", placement.header(attempt))],
                     }
                 )
-                await _Passage(self._state, scope, receive, send, replica).run()
+                await passage.run()
         finally:
             await replica.close()
 
-    async def _connect(self, client: HTTPConnection) -> tuple[Placement, aiohttp.ClientWebSocketResponse]:
+    async def _connect(
+        self, client: HTTPConnection
+    ) -> tuple[Placement, int, aiohttp.ClientWebSocketResponse]:
         tried: set[Replica] = set()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             placement = await self._state.place(NOWHERE, tried)
             tried.add(placement.replica)
             self._state.metrics.placed(placement, attempt)
             try:
-                opened = await self._open(client, placement)
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    opened = await self._open(client, placement)
                 asked = client.state.tenant, client.state.request_id.decode()
                 self._state.request_affinity.settle(asked, placement.replica)
-                return placement, opened
+                return placement, attempt, opened
             except aiohttp.WSServerHandshakeError as refusal:
                 if refusal.status not in (429, 502, 503) or attempt == MAX_ATTEMPTS:
                     message = f"the replica refused the WebSocket: {refusal.status}"
@@ -81,7 +94,7 @@ class Tunnel:
         )
 
 
-class _Passage(Interruptible):
+class Passage(Interruptible):
     """Both directions of one open WebSocket."""
 
     def __init__(
@@ -110,6 +123,8 @@ class _Passage(Interruptible):
         try:
             async with self:
                 code = await self._pass()
+        except ReplicaLost:
+            code = ABNORMAL
         except ApiError as reason:
             ends = self._running.fail(reason)
         except (OSError, TimeoutError):  # the client left, or reads no more
@@ -118,11 +133,10 @@ class _Passage(Interruptible):
         finally:
             self._state.streams.discard(self)
             self._state.generations.discard(self)
-        if code == ABNORMAL:
+        if code == ABNORMAL or self._running:
             self._state.metrics.failures["during"] += 1
-            lost = ApiError(502, "the replica was lost in the middle of the WebSocket", code="replica_lost")
-            ends = self._running.lose(lost)
-            code = INTERNAL_ERROR
+            ends = self._running.lose(replica_lost(" in the middle of the WebSocket"))
+            code = INTERNAL_ERROR if code == ABNORMAL else code
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):
                 for end in ends:
@@ -138,13 +152,23 @@ class _Passage(Interruptible):
         else:
             super().interrupt(reason)
 
+    def lose(self) -> None:
+        """The replica is lost, although its connection is not."""
+        super().interrupt(ReplicaLost("it does not answer any more", begun=True))
+
     async def _pass(self) -> int:
-        """The code to close with: the replica's; ABNORMAL if it said none."""
+        """The code to close with: the replica's; ABNORMAL if it said none.
+
+        A replica that takes no more may have said things before: they are the client's.
+        """
         up = asyncio.create_task(self._pass_up())
         down = asyncio.create_task(self._pass_down())
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            return up.result() if up.done() else down.result()
+            if up.done():
+                up.result()  # raises if the client left
+                await asyncio.wait((down,), timeout=self._state.config.terminal_timeout)
+            return down.result() if down.done() else ABNORMAL
         finally:
             for task in (up, down):
                 task.cancel()
@@ -171,6 +195,8 @@ class _Passage(Interruptible):
         while True:
             message = await self._replica.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
+                if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
+                    return ABNORMAL
                 await self._say(message.data)
                 self._running.note(message.data)
                 self._count()

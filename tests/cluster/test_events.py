@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.service.errors import ApiError
+from quire.service.router.endings import is_last, split_last, tells_of_death
 from quire.service.router.events import whole_events
+from quire.service.router.held import HeldBytes, Share
 
 
 class Broken(Exception):
     pass
+
+
+def share(limit: int = 1 << 20) -> Share:
+    return Share(HeldBytes(limit))
 
 
 async def chunks(parts: list[bytes], *, breaks: bool = False) -> AsyncIterator[bytes]:
@@ -25,7 +32,7 @@ async def chunks(parts: list[bytes], *, breaks: bool = False) -> AsyncIterator[b
 @given(st.lists(st.sampled_from([b"", b"\n", b"\n\n", b"a", b"data: b\n", b"c\n\nd"]), max_size=20))
 @pytest.mark.anyio
 async def test_the_same_bytes(parts: list[bytes]) -> None:
-    got = [data async for data in whole_events(chunks(parts), b"\n\n")]
+    got = [data async for data in whole_events(chunks(parts), b"\n\n", share())]
     assert b"".join(got) == b"".join(parts)
     assert all(data.endswith(b"\n\n") for data in got[:-1])
 
@@ -36,7 +43,7 @@ async def test_a_stream_that_breaks_ends_after_an_event(parts: list[bytes]) -> N
     sent = bytearray()
 
     async def take() -> None:
-        async for data in whole_events(chunks(parts, breaks=True), b"\n\n"):
+        async for data in whole_events(chunks(parts, breaks=True), b"\n\n", share()):
             sent.extend(data)
 
     with pytest.raises(Broken):
@@ -49,5 +56,69 @@ async def test_a_stream_that_breaks_ends_after_an_event(parts: list[bytes]) -> N
 
 @pytest.mark.anyio
 async def test_lines_are_events_too() -> None:
-    got = [data async for data in whole_events(chunks([b"{}", b"\n{", b"}\n{}\n"]), b"\n")]
+    got = [data async for data in whole_events(chunks([b"{}", b"\n{", b"}\n{}\n"]), b"\n", share())]
     assert got == [b"{}\n", b"{}\n{}\n"]
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_its_events_end_is_held_and_bounded() -> None:
+    held = HeldBytes(100)
+    with Share(held) as own:
+        sizes = [
+            held.size
+            async for _ in whole_events(chunks([b"a" * 60, b"\n\n", b"b" * 70, b"\n\n"]), b"\n\n", own)
+        ]
+        assert sizes == [60, 70]
+        assert held.size == 0
+        with pytest.raises(ApiError, match="router holds"):
+            async for _ in whole_events(chunks([b"a" * 60] * 2), b"\n\n", own):
+                pass
+    assert held.size == 0
+
+
+SSE, LINES = b"\n\n", b"\n"
+LAST = [
+    (b"data: [DONE]\n\n", SSE),
+    (b"id: 7\ndata: [DONE]\n\n", SSE),
+    (b'data: {"error":{"message":"m","code":"engine_error"}}\n\n', SSE),
+    (b'event: response.incomplete\ndata: {"type":"response.incomplete"}\n\n', SSE),
+    (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', SSE),
+    (b'event: error\ndata: {"type":"error"}\n\n', SSE),
+    (b'{"model":"m","done":true}\n', LINES),
+    (b'{"error":"no"}\n', LINES),
+]
+OTHERS = [
+    (b": keep-alive\n\n", SSE),
+    (b'data: {"choices":[{"text":"data: [DONE]"}]}\n\n', SSE),
+    (b'data: {"choices":[{"text":"{\\"error\\":1}"}],"error":null}\n\n', SSE),
+    (b'event: response.created\ndata: {"type":"response.created"}\n\n', SSE),
+    (b'event: message_delta\ndata: {"type":"message_delta"}\n\n', SSE),
+    (b'{"message":{"tool_calls":[{"function":{"arguments":{"done":true}}}]},"done":false}\n', LINES),
+    (b'{"message":{"content":"\\"done\\":true"},"done":false}\n', LINES),
+]
+
+
+def test_the_last_event_is_known() -> None:
+    for event, mark in LAST:
+        assert is_last(event, mark), event
+        for before, _ in (each for each in OTHERS if each[1] == mark):
+            assert split_last(before + event, mark) == (before, event)
+    for event, mark in OTHERS:
+        assert not is_last(event, mark), event
+
+
+@pytest.mark.parametrize(
+    ("message", "died"),
+    [
+        (b'data: {"error":{"code":"engine_dead"}}\n\n', True),
+        (b'id: 3\nevent: response.failed\ndata: {"response":{"error":{"cause":"engine_dead"}}}\n\n', True),
+        (b'{"tag":"a","error":{"code":"engine_dead","param":null}}', True),
+        (b'{"response":{"error":null,"metadata":{"code":"engine_dead"}}}', False),
+        (b'{"error":{"code":"engine_error","message":"\\"engine_dead\\""}}', False),
+        (b'{"error":"the code is \\"engine_dead\\""}\n', False),
+        (b'"engine_dead"', False),
+    ],
+)
+def test_only_an_error_tells_of_death(message: bytes, died: bool) -> None:
+    """What clients may have put into an answer does not."""
+    assert tells_of_death(message) == died

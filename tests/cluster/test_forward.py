@@ -155,6 +155,7 @@ def stalled(exchange: Exchange) -> None:
         (bad_gateway, 502, "replica_lost"),
         (stalled, 503, "engine_stalled"),
         (lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_error"}}'), 500, "engine_error"),
+        (lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_dead"}}'), 502, "replica_lost"),
     ],
 )
 def test_what_made_a_replica_fail_is_given_to_no_other(

@@ -17,6 +17,7 @@ from quire.service.config import ServiceConfig
 from quire.service.router import stream_affinity
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
+from quire.service.router.sessions import kept_alive_socket
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import StreamAffinity
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
@@ -179,6 +180,30 @@ def test_a_target_that_is_no_path_is_not_there(make: Make, target: str) -> None:
         assert int(head.split()[1]) == status
         assert json.loads(body)["error"]["message"]
     assert not replica.exchanges
+
+
+def test_of_replicas_that_are_down_a_few_are_asked_for_a_stream() -> None:
+    """Of those that are up all are; whoever asks is told that it may be at one of the others."""
+    replicas = [StubReplica(lambda exchange: exchange.reply(404, b"{}")) for _ in range(7)]
+    router = LiveRouter(replicas)
+    for replica in replicas[2:]:
+        replica.close()
+    router.wait(lambda: sum(not replica.up for replica in router.server.state.replicas) == 5)
+    answer = httpx.get(f"{router.url}/v1/streams/any", timeout=SECONDS)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert [len(replica.exchanges) for replica in replicas[:2]] == [1, 1]
+    assert router.server.state.metrics.retries == 4  # the other one that is up, and three that are not
+    router.end()
+    for replica in replicas[:2]:
+        replica.close()
+
+
+def test_a_machine_that_vanished_is_given_up_whatever_was_on_its_way_there() -> None:
+    """Nobody asks after a connection while it waits for something to be acknowledged."""
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))
+    with kept_alive_socket(address) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
 
 
 def test_somebody_is_asked_though_the_registry_says_that_all_drain() -> None:

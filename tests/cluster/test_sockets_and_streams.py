@@ -217,7 +217,7 @@ def test_a_replica_that_drains_or_is_lost(make_cluster: Callable[..., Cluster]) 
     for begin, end in zip(created, ends, strict=True):
         assert (end["type"], end["sequence_number"]) == ("response.failed", 2)
         assert end.get("stream_id") == begin.get("stream_id")
-        assert end["response"].pop("error")["code"] == "server_error"
+        assert end["response"].pop("error")["code"] == "replica_lost"
         assert end["response"] | {"status": "in_progress", "error": None} == begin["response"]
     replica.wait(lambda: all(stream.aborted for stream in replica.engine.streams[1:]))
 

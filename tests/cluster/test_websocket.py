@@ -3,81 +3,29 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from http import HTTPStatus
-from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.http11 import Request, Response
-from websockets.sync.client import ClientConnection, connect
-from websockets.sync.server import ServerConnection, serve
-from websockets.typing import Subprotocol
+from websockets.exceptions import InvalidStatus
+from websockets.sync.server import ServerConnection
 
-from tests.cluster.stub_replica import LiveRouter
-
-Talk = Callable[[ServerConnection], object]
-
-
-class WebSocketReplica:
-    """Ready from the start; talks as the test says."""
-
-    def __init__(self, talk: Talk, refusal: HTTPStatus | None = None) -> None:
-        self.requests: list[Request] = []
-
-        def answer(connection: ServerConnection, request: Request) -> Response | None:
-            if request.path in ("/health", "/ready"):
-                return connection.respond(HTTPStatus.OK, "{}")
-            self.requests.append(request)
-            return None if refusal is None else connection.respond(refusal, "no")
-
-        def choose(connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-            return Subprotocol("b") if "b" in offered else None
-
-        self.server = serve(talk, "127.0.0.1", 0, process_request=answer, select_subprotocol=choose)
-        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-Make = Callable[..., LiveRouter]
+from tests.cluster.websocket_replica import (
+    CREATED,
+    Make,
+    WebSocketReplica,
+    echo,
+    ending,
+    open_socket,
+    routers,
+)
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """A router in front of these, of which it asks the first one first."""
-    routers: list[LiveRouter] = []
-    replicas: list[WebSocketReplica] = []
-
-    def build(*made: WebSocketReplica, **config: Any) -> LiveRouter:
-        replicas.extend(made)
-        routers.append(LiveRouter(list(made), **config))
-        routers[-1].prefer(made[0])
-        return routers[-1]
-
-    yield build
-    for router in routers:
-        router.end()
-    for replica in replicas:
-        replica.server.shutdown()
-
-
-def open_socket(router: LiveRouter, path: str = "/v1/responses?a=%2F", **options: Any) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{router.port}{path}", open_timeout=30, **options)
-
-
-def echo(connection: ServerConnection) -> None:
-    for message in connection:
-        connection.send(message)
-
-
-def ending(client: ClientConnection) -> tuple[int, str]:
-    """Code and reason, once the other side has closed."""
-    with pytest.raises(ConnectionClosed):
-        client.recv(timeout=30)
-    assert client.close_code is not None
-    return client.close_code, client.close_reason or ""
+    with routers() as build:
+        yield build
 
 
 def test_messages_pass_both_ways(make: Make) -> None:
@@ -119,19 +67,6 @@ def test_the_clients_end_is_the_replicas(make: Make) -> None:
     assert all(replica.in_flight == 0 for replica in router.server.state.replicas)
 
 
-def test_a_lost_replica_is_told_of_and_the_socket_closed(make: Make) -> None:
-    def vanish(connection: ServerConnection) -> None:
-        connection.recv()
-        connection.socket.shutdown(socket.SHUT_RDWR)
-
-    router = make(WebSocketReplica(vanish))
-    with open_socket(router) as client:
-        client.send("hello")
-        event = json.loads(client.recv(timeout=30))
-        assert (event["type"], event["error"]["code"]) == ("error", "replica_lost")
-        assert ending(client)[0] == 1011
-
-
 def test_another_replica_takes_what_a_busy_one_refuses(make: Make) -> None:
     busy, free = WebSocketReplica(echo, HTTPStatus.SERVICE_UNAVAILABLE), WebSocketReplica(echo)
     router = make(busy, free)
@@ -165,11 +100,10 @@ def test_a_socket_needs_the_key(make: Make) -> None:
 def test_a_router_that_ends_says_so(make: Make) -> None:
     """At once to who has nothing to wait for; to the others in the end."""
     router = make(WebSocketReplica(echo), shutdown_timeout=0.2)
-    created = {"type": "response.created", "sequence_number": 0, "response_id": "r", "response": {"id": "r"}}
     with open_socket(router) as idle, open_socket(router) as busy:
         for client in (idle, busy):
-            client.send(json.dumps(created))
-            assert json.loads(client.recv(timeout=30)) == created
+            client.send(json.dumps(CREATED))
+            assert json.loads(client.recv(timeout=30)) == CREATED
         idle.send(json.dumps({"type": "response.failed", "response_id": "r"}))
         assert idle.recv(timeout=30)
         router.server.stop_soon()
@@ -177,6 +111,35 @@ def test_a_router_that_ends_says_so(make: Make) -> None:
         end = json.loads(busy.recv(timeout=30))
         assert (end["type"], end["response_id"]) == ("response.failed", "r")
         assert ending(busy)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def test_a_router_that_ends_waits_for_responses_that_have_not_begun(make: Make) -> None:
+    more = threading.Event()
+
+    def talk(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send("heard")
+        assert more.wait(30)
+        connection.send(json.dumps({**CREATED, "stream_id": "a"}))
+        connection.send(json.dumps({"type": "response.completed", "response_id": "r"}))
+        connection.recv()
+
+    router = make(WebSocketReplica(talk))
+    create = json.dumps({"type": "response.create", "stream_id": "a"})
+    with open_socket(router) as client:
+        client.send(create)
+        assert client.recv(timeout=30) == "heard"
+        router.server.stop_soon()
+        router.wait(lambda: router.server.state.draining)
+        client.send(create)
+        refused = json.loads(client.recv(timeout=30))
+        assert (refused["stream_id"], refused["error"]["code"]) == ("a", "not_ready")
+        more.set()
+        ends = [json.loads(client.recv(timeout=30))["type"] for _ in range(2)]
+        assert ends == ["response.created", "response.completed"]
+        assert ending(client)[0] == 1001
     router.thread.join(20)
     assert router.end() == 0
 
@@ -195,32 +158,6 @@ def test_a_key_may_come_as_a_subprotocol(make: Make) -> None:
     with pytest.raises(InvalidStatus) as refused:
         open_socket(router, subprotocols=["openai-insecure-api-key.wrong", "b"])
     assert refused.value.response.status_code == 401
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_lost_replicas_answers_end_with_an_error_each(make: Make, path: str) -> None:
-    def vanish(connection: ServerConnection) -> None:
-        for message in connection:
-            if message == "now":
-                connection.socket.shutdown(socket.SHUT_RDWR)
-            elif "cancel" not in message:
-                tag = json.loads(message).get("tag")
-                named = {} if tag is None else {"tag": tag}
-                connection.send(json.dumps({**named, "choices": []}))
-                if tag == "b":
-                    connection.send(json.dumps({**named, "done": True}))
-
-    router = make(WebSocketReplica(vanish))
-    with open_socket(router, path) as client:
-        for frame in ({"tag": "a"}, {"tag": "b"}, {}, {"tag": None}, {"cancel": "a"}):
-            client.send(json.dumps(frame))
-        for tag in ("a", "b", "b", None, None):
-            assert json.loads(client.recv(timeout=30)).get("tag") == tag
-        client.send("now")  # it asks for something, too, as far as the router can tell
-        ends = [json.loads(client.recv(timeout=30)) for _ in range(4)]
-        assert [end.get("tag") for end in ends] == ["a", None, None, None]
-        assert {end["error"]["code"] for end in ends} == {"replica_lost"}
-        assert ending(client)[0] == 1011
 
 
 def test_a_router_that_ends_waits_for_answers(make: Make) -> None:

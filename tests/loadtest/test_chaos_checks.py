@@ -45,7 +45,22 @@ def test_only_a_restarted_replica_excuses_a_failure() -> None:
     assert not checks.check_failures([replace(LOST, end="400: invalid_grammar")], KILL).passed
     drained = [replace(KILL[0], how="SIGTERM")]
     assert not checks.check_failures([LOST], drained).passed
-    assert checks.check_failures([replace(LOST, kind="socket")], drained).passed
+    late = replace(LOST, kind="socket", end="error: not_ready")
+    assert checks.check_failures([late], drained).passed
+    assert not checks.check_failures([late], KILL).passed
+    forgotten = replace(LOST, kind="resumed", end="404: stream_not_found")
+    for restarts in (KILL, drained):
+        assert checks.check_failures([forgotten], restarts).passed
+        assert not checks.check_failures([replace(forgotten, kind="stream")], restarts).passed
+
+
+@pytest.mark.parametrize("kind", traffic.KINDS)
+def test_a_killed_replica_is_named_as_the_cause(kind: str) -> None:
+    """By which clients know that they may try again."""
+    for end in ("error: replica_lost", "502: replica_lost"):
+        assert checks.check_failures([replace(LOST, kind=kind, end=end)], KILL).passed
+    for end in ("error: server_error", "error: engine_error", "closed: 1011", "503: engine_dead"):
+        assert not checks.check_failures([replace(LOST, kind=kind, end=end)], KILL).passed
 
 
 def test_a_death_is_heard_of_in_time() -> None:

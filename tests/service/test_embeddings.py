@@ -192,7 +192,8 @@ async def test_an_engine_that_dies_or_fails_is_told(make_service: Callable[..., 
     await service.engine.until_added(1)
     service.engine.die("boom")
     reply = await asked.finish()
-    assert reply.status == 500 and "boom" in reply.error["message"]
+    assert (reply.status, reply.error["code"]) == (500, "engine_dead")
+    assert "boom" in reply.error["message"]
     assert service.state.metrics.finished["error"] == 1
 
 

@@ -154,6 +154,7 @@ async def test_failure_is_the_last_event(make_service: Callable[..., Service], s
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert "CUDA error" in last["response"]["error"]["message"]
+    assert last["response"]["error"]["cause"] == "engine_dead"
     assert all(item["status"] == "incomplete" for item in last["response"]["output"])
     assert b"[DONE]" not in reply.body
 
@@ -164,7 +165,7 @@ async def test_failure_before_the_first_event_is_a_status(make_service: Callable
     await service.engine.until_added(1)
     service.engine.die("CUDA error")
     reply = await running.finish()
-    assert (reply.status, reply.error["code"]) == (500, "engine_error")
+    assert (reply.status, reply.error["code"]) == (500, "engine_dead")
 
 
 async def test_client_that_leaves_aborts(make_service: Callable[..., Service]) -> None:

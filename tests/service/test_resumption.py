@@ -412,7 +412,7 @@ async def test_failure_before_the_first_event_is_a_status(manual: Service) -> No
     await manual.engine.until_added(1)
     manual.engine.die("CUDA error")
     reply = await running.finish()
-    assert (reply.status, reply.error["code"]) == (500, "engine_error")
+    assert (reply.status, reply.error["code"]) == (500, "engine_dead")
     assert (await resume(manual).finish()).status == 500
 
 

@@ -83,6 +83,7 @@ async def test_failure_in_mid_stream_is_one_event_without_done(manual: Service) 
     assert len(chunks) == 2
     assert "choices" in chunks[0]
     assert set(last) == {"error"}
+    assert last["error"]["code"] == "engine_dead"
     assert "CUDA error" in last["error"]["message"]
     assert b"[DONE]" not in reply.body
     assert running.sent[-1]["more_body"] is False
@@ -100,6 +101,7 @@ async def test_failure_of_one_prompt_ends_the_request(manual: Service) -> None:
     first.push(Output(first.request_id, 0, [], finish_reason="error", error="NaN logits"))
     reply = await running.finish()
     assert reply.status == 500
+    assert reply.error["code"] == "engine_error"
     assert "NaN logits" in reply.error["message"]
     assert second.aborted
 

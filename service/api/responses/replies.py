@@ -8,6 +8,7 @@ import msgspec
 
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.protocol import Reasoning
+from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
 from quire.service.text.structured import FlatFormat
 from quire.service.text.tools.protocol import FlatTool, FlatToolChoice
 
@@ -60,8 +61,19 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseFailure(msgspec.Struct):
-    code: Literal["server_error"]
+    """OpenAI's clients know one code for a server's faults; a router's also know a lost replica."""
+
+    code: Literal["server_error", "replica_lost"]
     message: str
+    cause: Literal["engine_dead"] | msgspec.UnsetType = msgspec.UNSET  # by which a router knows it
+
+    @classmethod
+    def of(cls, error: ApiError) -> ResponseFailure:
+        if error.code == REPLICA_LOST:
+            return cls("replica_lost", error.message)
+        if error.code == ENGINE_DEAD:
+            return cls("server_error", error.message, "engine_dead")
+        return cls("server_error", error.message)
 
 
 class InputTokensDetails(msgspec.Struct):

@@ -113,7 +113,7 @@ class ModelResponse:
             created_at=self._created,
             completed_at=self._completed if status == "completed" else None,
             status=status,
-            error=None if error is None else ResponseFailure("server_error", error.message),
+            error=None if error is None else ResponseFailure.of(error),
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,

@@ -1,0 +1,197 @@
+"""Streams of replicas that are lost: each ends once, and says of what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.service.router.config import RouterConfig
+from quire.service.router.fleet import Fleet
+from quire.service.router.replica import SILENT_PROBES
+from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
+
+CHAT = "/v1/chat/completions"
+Make = Callable[..., LiveRouter]
+
+
+def say(exchange: Exchange) -> None:
+    exchange.reply(200, b"{}")
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """A router in front of replicas that answer so, of which it asks the first one first."""
+    ends: list[Callable[[], object]] = []
+
+    def build(*answers: Callable[[Exchange], object], **config: Any) -> LiveRouter:
+        replicas = [StubReplica(answer) for answer in answers]
+        router = LiveRouter(replicas, **config)
+        router.prefer(replicas[0])
+        ends.extend((router.end, *(replica.close for replica in replicas)))
+        return router
+
+    yield build
+    for end in ends:
+        end()
+
+
+def post(router: LiveRouter, path: str = CHAT) -> httpx.Response:
+    return httpx.post(f"{router.url}{path}", json={"any": "thing"}, timeout=30)
+
+
+def metric(router: LiveRouter, name: str) -> float:
+    text = httpx.get(f"{router.url}/metrics").text
+    return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+DEAD = b'"error":{"message":"the engine died","type":"server_error","param":null,"code":"engine_dead"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        (CHAT, b"data: {%b}\n\n" % DEAD),
+        (CHAT, b"id: 2\ndata: {%b}\n\n" % DEAD),
+        (
+            "/v1/responses",
+            b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed","error":'
+            b'{"code":"server_error","message":"the engine died","cause":"engine_dead"}}}\n\n',
+        ),
+    ],
+)
+def test_a_replica_whose_engine_died_is_lost(make: Make, path: str, end: bytes) -> None:
+    """Its API process lives a moment longer, and says so: for clients of a router that is no other thing."""
+
+    def die(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"data: one\n\ndata: two\n\n" + end)
+        exchange.chunk(b"")
+
+    asked: list[str] = []
+
+    def answer_well(exchange: Exchange) -> None:
+        asked.append(exchange.path)
+        say(exchange)
+
+    router = make(die, answer_well)
+    *events, last, rest = post(router, path).content.split(b"\n\n")
+    assert (events, rest) == ([b"data: one", b"data: two"], b"")
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert not asked
+
+
+ENDS = [
+    (CHAT, b"data: [DONE]\n\n"),
+    (CHAT, b'data: {"error":{"code":"engine_error"}}\n\n'),
+    ("/v1/responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+    ("/api/chat", b'{"done":true}\n'),
+]
+
+
+@pytest.mark.parametrize(("path", "end"), ENDS)
+def test_a_replica_that_is_lost_after_the_last_event_ends_no_stream_twice(
+    make: Make, path: str, end: bytes
+) -> None:
+    def end_and_die(exchange: Exchange) -> None:
+        kind = "application/x-ndjson" if path == "/api/chat" else "text/event-stream"
+        exchange.head(content_type=kind, transfer_encoding="chunked")
+        exchange.chunk(end)
+        exchange.cut()
+
+    router = make(end_and_die)
+    assert post(router, path).content == end
+    router.wait(lambda: metric(router, "quire_route_in_flight") == 0)
+    assert metric(router, 'quire_route_failures_total{when="during"}') == 0
+
+
+def test_a_router_that_ends_adds_nothing_to_a_stream_that_has_ended(make: Make) -> None:
+    """Although its replica has not closed it yet, and the router waits for nobody."""
+
+    def end_and_hold(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.chunk(b"data: [DONE]\n\n")
+        exchange.wait_until_gone()
+
+    router = make(end_and_hold, shutdown_timeout=0)
+    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == b"data: [DONE]\n\n"
+        router.server.stop_soon()
+        assert not b"".join(chunks)
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def be_silent(router: LiveRouter) -> None:
+    """As if probes of the only replica had had no answer."""
+    (known,) = router.server.state.replicas
+    router.call(lambda: [known.note_probe(answered=False) for _ in range(SILENT_PROBES)])
+
+
+def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
+    """Its connections stay, and nobody says anything on them."""
+    over = threading.Event()
+
+    def stand_still(exchange: Exchange) -> None:
+        if exchange.path == CHAT:
+            exchange.begin_stream()
+            exchange.chunk(b"data: one\n\n")
+        else:
+            be_silent(router)
+        assert over.wait(30)
+
+    router = make(stand_still)
+    unary = post(router, "/v1/embeddings")
+    assert (unary.status_code, unary.json()["error"]["code"]) == (502, "replica_lost")
+    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
+        chunks = answer.iter_raw()
+        assert next(chunks) == b"data: one\n\n"
+        be_silent(router)
+        last = b"".join(chunks)
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    over.set()
+
+
+class _Answer:
+    status = 503
+
+    async def __aenter__(self) -> _Answer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class _Session:
+    """Nobody answers in time, but once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get(self, *_: object, **__: object) -> _Answer:
+        self.asked += 1
+        if self.asked == SILENT_PROBES:
+            return _Answer()
+        raise TimeoutError
+
+
+@pytest.mark.anyio
+async def test_probes_without_an_answer_tell_of_a_replica_that_stands_still() -> None:
+    """So many in a row: any answer shows that it does not."""
+    config = RouterConfig(model="tiny", replicas=("http://r:80",), probe_seconds=0)
+    session = _Session()
+    fleet = Fleet(config, session)  # type: ignore[arg-type]
+    (replica,) = fleet
+    given_up = asyncio.Event()
+    with replica.request(give_up=given_up.set):
+        probing = asyncio.create_task(fleet.probe())
+        await given_up.wait()
+        probing.cancel()
+    assert session.asked >= 2 * SILENT_PROBES

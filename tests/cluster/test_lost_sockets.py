@@ -1,0 +1,229 @@
+"""WebSockets of replicas that are lost, or cannot be had: every answer on them hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectionResetError, WSMessage, WSMsgType
+from websockets.exceptions import InvalidStatus
+from websockets.sync.server import ServerConnection
+
+from quire.service.config import ServiceConfig
+from quire.service.router import websocket
+from quire.service.router.placement import Placement
+from quire.service.router.replica import SILENT_PROBES
+from quire.service.router.state import RouterState
+from quire.service.router.websocket import Passage
+from tests.cluster.websocket_replica import (
+    CREATED,
+    Make,
+    Talk,
+    WebSocketReplica,
+    echo,
+    ending,
+    open_socket,
+    routers,
+)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    with routers() as build:
+        yield build
+
+
+def test_a_lost_replica_is_told_of_and_the_socket_closed(make: Make) -> None:
+    def vanish(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.socket.shutdown(socket.SHUT_RDWR)
+
+    router = make(WebSocketReplica(vanish))
+    with open_socket(router) as client:
+        client.send("hello")
+        event = json.loads(client.recv(timeout=30))
+        assert (event["type"], event["error"]["code"]) == ("error", "replica_lost")
+        assert ending(client)[0] == 1011
+
+
+DEAD = {"message": "the engine died", "type": "server_error", "param": None, "code": "engine_dead"}
+FAILURE = {"code": "server_error", "message": "the engine died", "cause": "engine_dead"}
+
+
+def leave(connection: ServerConnection) -> None:
+    connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+def die(connection: ServerConnection) -> None:
+    """As an API process does whose engine has died."""
+    connection.send(
+        json.dumps({"type": "response.failed", "response_id": "r", "response": {"error": FAILURE}})
+    )
+    connection.send(json.dumps({"type": "error", "stream_id": "b", "error": DEAD}))
+    connection.close(1001)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(leave, 1011), (die, 1011), (lambda connection: connection.close(1012), 1012)],
+    ids=["leaves", "dies", "closes"],
+)
+def test_each_response_of_a_lost_replica_hears_of_it(make: Make, end: Talk, code: int) -> None:
+    """Those that have begun, and those that have not, of which one was refused."""
+
+    def talk(connection: ServerConnection) -> None:
+        for _ in range(3):
+            connection.recv()
+        connection.send(json.dumps({**CREATED, "stream_id": "a"}))
+        connection.send(json.dumps({"type": "error", "error": {"code": "unknown_field"}}))  # says not whose
+        end(connection)
+
+    router = make(WebSocketReplica(talk))
+    with open_socket(router) as client:
+        for fields in ({"stream_id": "a"}, {}, {"stream_id": "b"}):
+            client.send(json.dumps({"type": "response.create", **fields}))
+        created, refused, failed, unbegun = (json.loads(client.recv(timeout=30)) for _ in range(4))
+        assert (created["type"], refused["error"]["code"]) == ("response.created", "unknown_field")
+        assert (failed["type"], failed["response_id"]) == ("response.failed", "r")
+        assert failed["response"]["error"]["code"] == "replica_lost"
+        assert (unbegun["type"], unbegun["stream_id"]) == ("error", "b")
+        assert unbegun["error"]["code"] == "replica_lost"
+        rest = json.loads(client.recv(timeout=30))  # for what it may have said and was not read
+        assert (rest["error"]["code"], "stream_id" in rest) == ("replica_lost", False)
+        assert ending(client)[0] == code
+
+
+def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
+    over = threading.Event()
+
+    def stand_still(connection: ServerConnection) -> None:
+        connection.send(json.dumps(CREATED))
+        assert over.wait(30)
+
+    router = make(WebSocketReplica(stand_still))
+    with open_socket(router) as client:
+        assert json.loads(client.recv(timeout=30)) == CREATED
+        (known,) = router.server.state.replicas
+        router.call(lambda: [known.note_probe(answered=False) for _ in range(SILENT_PROBES)])
+        failed = json.loads(client.recv(timeout=30))
+        assert failed["response"]["error"]["code"] == "replica_lost"
+        assert json.loads(client.recv(timeout=30))["error"]["code"] == "replica_lost"
+        assert ending(client)[0] == 1011
+    over.set()
+    router.wait(lambda: known.in_flight == 0)
+
+
+class _Leaving:
+    """A replica's end of a WebSocket: it takes no more, and there is still something of it to read."""
+
+    close_code = 1001
+
+    def __init__(self, *said: dict[str, object]) -> None:
+        texts = [WSMessage(WSMsgType.TEXT, json.dumps(each), None) for each in said]
+        self._left = iter([*texts, WSMessage(WSMsgType.CLOSE, 1001, None)])
+
+    async def send_str(self, _: str) -> None:
+        raise ClientConnectionResetError
+
+    async def receive(self) -> WSMessage:
+        await asyncio.sleep(0)
+        return next(self._left)
+
+
+@pytest.mark.anyio
+async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
+    """What it said before it left is the client's, though nothing can be sent there any more."""
+    replica = _Leaving(CREATED, {"type": "response.completed", "response_id": "r"})
+    sent: list[Any] = []
+    asked = iter([{"type": "websocket.receive", "text": "more"}])
+
+    async def receive() -> Any:
+        return next(asked)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
+    scope = {"path": "/v1/responses", "state": {}}
+    await Passage(state, scope, receive, send, replica).run()  # type: ignore[arg-type]
+    *events, closed = sent
+    assert [json.loads(event["text"])["type"] for event in events] == [
+        "response.created",
+        "response.completed",
+    ]
+    assert closed == {"type": "websocket.close", "code": 1001}
+
+
+def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that stands still; who waits there would wait for ever."""
+    over = threading.Event()
+    silent, other = WebSocketReplica(echo, until=over), WebSocketReplica(echo)
+    router = make(silent, other)
+
+    def note(placement: Placement, attempt: int) -> None:
+        monkeypatch.setattr(websocket, "HANDSHAKE_SECONDS", 0.1 if attempt == 1 else 30.0)
+
+    monkeypatch.setattr(router.server.state.metrics, "placed", note)
+    with open_socket(router) as client:
+        client.send("a")
+        assert client.recv(timeout=30) == "a"
+        assert client.response is not None
+        assert client.response.headers["x-quire-route"].endswith("attempt=2")
+    over.set()
+
+
+def test_a_handshake_ends_with_its_router(make: Make) -> None:
+    over = threading.Event()
+    replica = WebSocketReplica(echo, until=over)
+    router = make(replica)
+
+    def stop() -> None:
+        router.wait(lambda: bool(replica.requests))
+        router.server.stop_soon()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    over.set()
+    assert refused.value.response.status_code == 503
+    assert b"shutting down" in (refused.value.response.body or b"")
+    stopper.join()
+    router.thread.join(20)
+    assert router.end() == 0
+
+
+def lose_engine(connection: ServerConnection) -> None:
+    connection.send(json.dumps({"tag": "a", "error": DEAD}))
+
+
+@pytest.mark.parametrize("end", [leave, lose_engine])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_lost_replicas_answers_end_with_an_error_each(make: Make, path: str, end: Talk) -> None:
+    def vanish(connection: ServerConnection) -> None:
+        for message in connection:
+            if message == "now":
+                end(connection)
+            elif "cancel" not in message:
+                tag = json.loads(message).get("tag")
+                named = {} if tag is None else {"tag": tag}
+                connection.send(json.dumps({**named, "choices": []}))
+                if tag == "b":
+                    connection.send(json.dumps({**named, "done": True}))
+
+    router = make(WebSocketReplica(vanish))
+    with open_socket(router, path) as client:
+        for frame in ({"tag": "a"}, {"tag": "b"}, {}, {"tag": None}, {"cancel": "a"}):
+            client.send(json.dumps(frame))
+        for tag in ("a", "b", "b", None, None):
+            assert json.loads(client.recv(timeout=30)).get("tag") == tag
+        client.send("now")  # it asks for something, too, as far as the router can tell
+        ends = [json.loads(client.recv(timeout=30)) for _ in range(4)]
+        assert [end.get("tag") for end in ends] == ["a", None, None, None]
+        assert {end["error"]["code"] for end in ends} == {"replica_lost"}
+        assert ending(client)[0] == 1011
