@@ -55,18 +55,20 @@ def attend_to_chosen(
     for begin in range(0, len(qkv), at_once):
         part = slice(begin, begin + at_once)
         counts = (batch.positions[part] + 1).clamp(max=chosen.most)
-        places = chosen.positions[part]
-        known = torch.arange(places.shape[1], device=places.device) < counts[:, None]
-        brought = _brought(cache, batch.decode.block_tables, rows[part], places.long() * known)
-        step = _step(batch, part, counts, places.shape[1] // size, latent=bool(cache.latent))
+        brought = _brought(cache, batch.decode.block_tables, rows[part], chosen.positions[part], counts)
+        step = _step(batch, part, counts, chosen.positions.shape[1] // size, latent=bool(cache.latent))
         out[part] = whole(plan(step.shape(size))(qkv[part], step, layer, brought))
     return out
 
 
-def _brought(cache: LayerCache, tables: Tensor, rows: Tensor, places: Tensor) -> LayerCache:
-    """Return a cache in which token t of some has blocks of its own, with what is kept at places [t, K]."""
+def _brought(
+    cache: LayerCache, tables: Tensor, rows: Tensor, positions: Tensor, counts: Tensor
+) -> LayerCache:
+    """Return a cache in which each token has blocks of its own, with what is kept at the first of positions."""
     size = cache.block_size
-    blocks = tables[rows[:, None], places // size].long()
+    known = torch.arange(positions.shape[1], device=positions.device) < counts[:, None]
+    places = positions.long() * known
+    blocks = tables[rows[:, None], places // size].long() * known
     kept = cache.kv.permute(0, 3, 1, 2, 4)[blocks, places % size]  # [tokens, K, 2 or 1, Hkv, D]
     kv = kept.flatten(0, 1).unflatten(0, (-1, size)).permute(0, 2, 3, 1, 4).contiguous()
     return replace(cache, kv=kv, index=None)

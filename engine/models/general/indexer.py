@@ -17,7 +17,7 @@ from quire.kernels.attention.batch import ForwardBatch, Span
 from quire.kernels.attention.chosen import Chosen
 from quire.kernels.formats.layer_cache import LayerCache
 
-MOST_SCORES = 1 << 25  # numbers that are computed at once, of keys and of scores
+MOST_SCORES = 1 << 26  # numbers that are computed at once, of keys and of scores
 
 Keep = Callable[[Tensor, Tensor, LayerCache], None]  # `kernels.attention.latent.write.write_latents`
 
