@@ -160,7 +160,7 @@ class KVCache:
         ]
 
     def _views(self, specs: list[CacheSpec], held: KVFormat) -> list[_View]:
-        """Return the views of parts of a cache group's layers: their vectors come first, then their scales."""
+        """Return the views of parts of a group's layers: their vectors come first, and then their scales."""
         block_size = self.block_size
         places = np.cumsum([0, *(_vectors(spec, block_size, held) for spec in specs)]).tolist()
         kv = [

@@ -72,7 +72,8 @@ class ModelConfig:
             return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
         layers = zip(self.attention, self.windows, strict=True)
         return tuple(
-            CacheSpec(each.kv_heads, each.head_dim, window, each.latent, each.index) for each, window in layers
+            CacheSpec(each.kv_heads, each.head_dim, window, each.latent, each.index)
+            for each, window in layers
         )
 
     @property

@@ -64,7 +64,7 @@ def attend_to_chosen(
 def _brought(
     cache: LayerCache, tables: Tensor, rows: Tensor, positions: Tensor, counts: Tensor
 ) -> LayerCache:
-    """Return a cache in which each token has blocks of its own, with what is kept at the first of positions."""
+    """Return a cache in which each token has blocks of its own, with what is kept at its first positions."""
     size = cache.block_size
     known = torch.arange(positions.shape[1], device=positions.device) < counts[:, None]
     places = positions.long() * known

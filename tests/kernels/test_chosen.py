@@ -86,7 +86,9 @@ def test_latents_are_written_where_they_belong(dtype: torch.dtype, device: torch
     latents = torch.randn(3, 24).to(device, dtype)
     slots = torch.tensor([17, -1, 5], device=device)
     caches = [
-        LayerCache(torch.zeros(2, 1, 1, BLOCK_SIZE, 24, dtype=dtype, device=device), UNSCALED[dtype], latent=24)
+        LayerCache(
+            torch.zeros(2, 1, 1, BLOCK_SIZE, 24, dtype=dtype, device=device), UNSCALED[dtype], latent=24
+        )
         for _ in range(2)
     ]
     for write, cache in zip((write_latents, write_latents_reference), caches, strict=True):

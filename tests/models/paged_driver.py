@@ -98,7 +98,8 @@ class PagedDriver:
         """The first `num_decodes` have one token each, the rest are chunks. Lengths grow."""
         batch, *others = [self._group_batch(queries, num_decodes, tables) for tables in self.tables]
         spans = tuple(
-            Span(row, len(ids), 0 if row == self.rows else self.lengths[row] + len(ids)) for row, ids in queries
+            Span(row, len(ids), 0 if row == self.rows else self.lengths[row] + len(ids))
+            for row, ids in queries
         )
         if not self.chosen_tokens or max(span.context_len for span in spans) <= self.chosen_tokens:
             spans = ()

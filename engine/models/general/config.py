@@ -38,7 +38,8 @@ def read_general(folder: Path) -> ModelConfig:
     calls, indexed, offset, chosen, undivided, has_experts = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
-        replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0)) for layer, call in calls
+        replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
+        for layer, call in calls
     )
     in_call_order = [layer for layer, _ in calls] != list(range(len(calls)))
     if in_call_order and indexed:

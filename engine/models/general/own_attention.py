@@ -53,7 +53,7 @@ def _nothing(*_: object) -> None:
 
 
 def chosen_tokens(model: nn.Module) -> int:
-    """Return how many tokens the indexers of an adapted model choose, or the one that chooses least; 0: any."""
+    """Return how many tokens the indexers of an adapted model choose, at least; 0: it has none."""
     indexers: list[Any] = [module for module in model.modules() if _name(module) in _INDEXERS]
     return min((indexer.index_topk for indexer in indexers), default=0)
 
