@@ -44,7 +44,7 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1)
     | dict.fromkeys(("num_shared_experts", "n_shared_experts"), 1)
     | {"q_lora_rank": 24, "num_kv_shared_layers": 2, "pad_token_id": 0, "eos_token_id": 2}
-    | {"encoder_hash_byte_group_vocab": 97, "index_topk": 9}
+    | {"encoder_hash_byte_group_vocab": 97, "index_topk": 9, "index_head_dim": 16}
 )
 NEEDED = (  # which some leave to the folder
     "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "n_group",
