@@ -14,7 +14,7 @@ import ctypes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGE_BYTES = 128 << 10  # what is larger is a mapping of its own, which ends with it
 KEPT_BYTES = 1 << 20  # at the end of a heap
-HEAPS = 2  # else one for each of many threads
+HEAPS = 1  # else one for each of many threads, and what one heap has free another cannot use
 
 
 def give_freed_memory_back() -> None:

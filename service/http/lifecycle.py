@@ -85,6 +85,7 @@ class OrderlyServer(uvicorn.Server):
         in_main_thread = threading.current_thread() is threading.main_thread()
         if self._service_config.api_key_file is not None and in_main_thread:  # nobody else may take signals
             signal.signal(signal.SIGHUP, lambda *_: self.reload_soon())
+        give_freed_memory_back()  # before there are other threads, each of which would take a heap of its own
         try:
             self.run()
         except SystemExit:  # uvicorn could not bind, and has said why
@@ -116,7 +117,6 @@ class OrderlyServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await self._listen_more(self._loop)
         self._work.loop_watch.start()
-        give_freed_memory_back()
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,12 +1,13 @@
 // The conversations that this browser keeps, one entry of its storage each, so that a growing answer rewrites one.
 //
-// Other tabs write there, too. Whoever saves a conversation first takes in what is stored of it. A deleted one leaves
-// its date in its place, so that no tab that still shows it saves it again.
+// Other tabs write there, too. Whoever saves a conversation first takes in what is stored of it. The date of a deleted
+// one is an entry of its own: a tab that saves before it hears of the deletion cannot overwrite that.
 
 import { Conversation } from "./conversation.js";
 import { load, remove, save, storedKeys } from "./storage.js";
 
 const PREFIX = "quire.chat.";
+const DELETED = "quire.deleted.";
 const CURRENT = "quire.current-chat"; // of this tab
 const DRAFT = "quire.draft."; // of this tab, too
 const SAVE_EVERY_MS = 500;
@@ -26,12 +27,14 @@ export class Library {
     this.#full = full;
     const id = load(CURRENT, null, "sessionStorage"); // of one that was only begun, nothing is kept
     this.current = (id === null ? this.all()[0] : this.find(id)) ?? new Conversation();
-    for (const key of storedKeys(PREFIX)) {
-      if (load(key, null)?.deleted < Date.now() - DELETED_FOR_MS) remove(key);
+    for (const key of storedKeys(DELETED)) {
+      remove(PREFIX + key.slice(DELETED.length)); // it was being saved while it was deleted
+      if (load(key, 0) < Date.now() - DELETED_FOR_MS) remove(key);
     }
     window.addEventListener("storage", ({ key }) => {
-      if (!key?.startsWith(PREFIX)) return;
-      const id = key.slice(PREFIX.length);
+      const prefix = [PREFIX, DELETED].find((each) => key?.startsWith(each));
+      if (!prefix) return;
+      const id = key.slice(prefix.length);
       if (id === this.current.id) {
         elsewhere(this.#followElsewhere(), id);
       } else {
@@ -66,8 +69,8 @@ export class Library {
 
   /** The object that is in use of a conversation, if there is one, else what is stored of it; null if there is none. */
   find(id) {
-    const stored = id === null ? null : load(PREFIX + id, null);
-    if (stored === null || Number.isFinite(stored.deleted)) return null;
+    const stored = id === null || this.isDeleted(id) ? null : load(PREFIX + id, null);
+    if (stored === null) return null;
     const { current } = this;
     if (current?.id === id && !current.isEmpty) return current;
     return this.#held.get(id)?.conversation ?? Conversation.from(stored);
@@ -109,7 +112,8 @@ export class Library {
   remove(id) {
     this.saveNow();
     const removed = this.find(id);
-    if (!save(PREFIX + id, { deleted: Date.now() })) remove(PREFIX + id);
+    remove(PREFIX + id);
+    save(DELETED + id, Date.now());
     if (this.current.id === id) this.#select(this.all()[0] ?? new Conversation());
     return () => {
       if (!removed) return; // another tab had deleted it before
@@ -119,7 +123,7 @@ export class Library {
   }
 
   isDeleted(id) {
-    return Number.isFinite(load(PREFIX + id, null)?.deleted);
+    return load(DELETED + id, null) !== null;
   }
 
   saveNow(conversation = this.current) {
@@ -194,7 +198,7 @@ export class Library {
   }
 
   #bringBack(conversation) {
-    if (this.isDeleted(conversation.id)) remove(PREFIX + conversation.id);
+    remove(DELETED + conversation.id);
     this.#keep(conversation);
   }
 

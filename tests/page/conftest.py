@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from page_console import Console
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from stub_server import StubServer
 
 BLANK = "/static/storage.js"  # shown as text
+SECONDS = 20  # until what is expected must be there, on a machine that has much else to do
+expect.set_options(timeout=1000 * SECONDS)
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -70,7 +70,7 @@ def test_stop_ends_the_stream_and_keeps_the_text(page: Page, stub: StubServer) -
         expect(prose(page)).to_contain_text("more more")
         stop()
         expect(last_answer(page).locator(".stats")).to_contain_text(re.compile(r"Stopped.*\d+ tokens"))
-        assert stub.stopped.wait(5), "the server goes on"
+        assert stub.stopped.wait(20), "the server goes on"
         stub.stopped.clear()
         expect(prose(page)).to_contain_text("more more")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
