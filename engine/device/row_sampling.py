@@ -10,6 +10,7 @@ from quire.engine.schedule.plan import RowStart
 from quire.kernels.sampling.state import SamplingState
 
 _COLUMNS = 7  # int32 words a row: the seed takes two, the five others one each
+_LEAST_SHARE = float(np.finfo(np.float32).tiny)  # of top-p: 0 would be no share, and filter nothing
 
 
 class RowState:
@@ -40,7 +41,7 @@ class RowState:
         for start in starts:
             row, params = start.row, start.params
             self._seeds[row] = params.seed or 0  # none: greedy, or nobody's
-            self._floats[2:5, row] = params.temperature, params.min_p, params.top_p
+            self._floats[2:5, row] = params.temperature, params.min_p, max(params.top_p, _LEAST_SHARE)
             self._words[5:7, row] = params.top_k, start.index
         self._upload()
 

@@ -78,7 +78,8 @@ def keep_thresholds(
     if samples == 0:
         return thresholds
     # Programs of a row share its chunks; they wait for each other, so all must fit at once.
-    parts = max(min(triton.cdiv(width, CHUNK), buffers.programs // samples, most // samples), 1)
+    most_parts = min(triton.cdiv(width, CHUNK), buffers.programs)
+    parts = max(min(most_parts, buffers.programs // samples, most // samples), 1)
     lanes = min(samples, buffers.programs // parts)
     _keep_kernel[(lanes * parts,)](
         logits,
@@ -99,9 +100,9 @@ def keep_thresholds(
         buffers.most_polls,
         *phases,
         count,
-        triton.next_power_of_2(samples),
         buffers.ranks,
-        triton.next_power_of_2(buffers.ranks * parts),
+        # Of the most parts: one kernel, compiled at start, is that of any number of samples.
+        triton.next_power_of_2(buffers.ranks * most_parts),
         _rounds(logits.dtype),
         INFINITY[logits.dtype],
         MIN_TEMPERATURE,
@@ -165,6 +166,7 @@ def _units(ranks: int, senders: int, dtype: torch.dtype) -> int:
 # Before kernels ahead have ended, see `kernels.launch`.
 READS_EARLY = frozenset(("rows_ptr", "temperature_ptr", "top_p_ptr", "top_k_ptr", "min_p_ptr"))
 _CLEARED = tl.constexpr(CLEARED)
+_ROWS = tl.constexpr(256)  # that a program looks at in one go
 _NO_TOKEN = tl.constexpr(NO_TOKEN)
 
 
@@ -189,7 +191,6 @@ def _keep_kernel(
     begin: tl.tensor,
     end: tl.tensor,
     VOCABULARY: tl.constexpr,
-    SAMPLES_PADDED: tl.constexpr,
     RANKS: tl.constexpr,
     SENDERS_PADDED: tl.constexpr,
     ROUNDS: tl.constexpr,
@@ -203,11 +204,13 @@ def _keep_kernel(
 
     A buffer holds, for each round, each rank's masses of each row by each part.
     """
-    each = tl.arange(0, SAMPLES_PADDED)
-    rows = tl.load(rows_ptr + each, each < samples, other=0)
-    filtered = (tl.load(top_p_ptr + rows) < 1) | (tl.load(top_k_ptr + rows) > 0)
-    filtered = (filtered | (tl.load(min_p_ptr + rows) > 0)) & (tl.load(temperature_ptr + rows) > 0)
-    some = tl.max((filtered & (each < samples)).to(tl.int32))
+    some = 0
+    for start in range(0, samples, _ROWS):
+        each = start + tl.arange(0, _ROWS)
+        rows = tl.load(rows_ptr + each, each < samples, other=0)
+        filtered = (tl.load(top_p_ptr + rows) < 1) | (tl.load(top_k_ptr + rows) > 0)
+        filtered = (filtered | (tl.load(min_p_ptr + rows) > 0)) & (tl.load(temperature_ptr + rows) > 0)
+        some += tl.max((filtered & (each < samples)).to(tl.int32))
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -43,3 +43,10 @@ def test_each_row_samples_as_it_last_began(steps: list[list[RowStart]]) -> None:
             assert on_device.min_p[row] == params.min_p and on_device.top_k[row] == params.top_k
             assert on_device.seed[row] == params.seed
             assert on_device.index[row] == (began[row].index if row in began else 0)
+
+
+def test_a_share_that_fp32_does_not_have_is_the_least_that_it_has() -> None:
+    """It keeps the best token; as 0 it would be none, and ranks that search together would keep all."""
+    state = RowState(ROWS, CPU, Staging(64, CPU))
+    state.start((RowStart(1, 0, SamplingParams(top_p=1e-50), 1, frozenset(), [], [], 0),))
+    assert 0 < state.state.top_p[1] < 1e-37

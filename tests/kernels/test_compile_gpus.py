@@ -206,7 +206,7 @@ def small_cases() -> dict[str, Case]:
     masses = searched | {"VOCABULARY": 64128, "CHUNK": part_thresholds.CHUNK, "MIN_TEMPERATURE": 1e-20}
     kept = {name: masses[name] for name in ("VOCABULARY", "CHUNK", "MIN_TEMPERATURE", "INFINITY")}
     kept |= {"RANKS": 2, "DEPENDENT": True}
-    kept |= {"SAMPLES_PADDED": 8, "SENDERS_PADDED": 32, "ROUNDS": 4, "MASSES": part_thresholds.MASSES}
+    kept |= {"SENDERS_PADDED": 32, "ROUNDS": 4, "MASSES": part_thresholds.MASSES}
     drawn = of_two | {"CHUNKS": 32, "CHUNKS_PADDED": 32, "RANKS_PADDED": 2}
     narrowed = searched | {"CHUNKS": 16, "ALL_CHUNKS": 128, "CHUNKS_PADDED": 128, "DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paged import HAS_GPU
 from torch import Tensor
 
 from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
@@ -233,6 +235,25 @@ def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monk
         assert [each.tolist() for each in found] == [expected.tolist()] * 2
 
 
+def test_any_number_of_rows_takes_the_same_kernel(monkeypatch):
+    """Mixed steps draw for any: what is compiled at start serves all, and nobody waits for a compiler."""
+    names, constants = list(inspect.signature(peer_sampling._keep_kernel.fn).parameters), set()
+
+    class Noted:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *given, **_: constants.add(
+                tuple((name, value) for name, value in zip(names, given, strict=False) if name.isupper())
+            )
+
+    monkeypatch.setattr(peer_sampling, "_keep_kernel", Noted())
+    (first, _) = peers(2, torch.device("cpu"), 128)
+    for samples in (1, 2, 5, 8, 40, 200):
+        rows, _ = places(samples, first.own.device)
+        state = SamplingState.allocate(samples, "cpu")
+        keep_thresholds(torch.zeros(1, 70_000).expand(samples, -1), rows, state, 70_000, first)
+    assert len(constants) == 1
+
+
 def test_rows_without_filters_send_nothing_for_them(device):
     """Nor do greedy rows: a call leaves the buffers as they are, and those that draw go on with these."""
     buffers = peers(2, device, 4)
@@ -266,3 +287,50 @@ def test_kernels_end_where_nothing_can_be_drawn(device):
     last = [0, 0, 0, tokens[3]]
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [tokens + last] * 2
     assert drawn_by_peers(logits, state, peers(2, device, 4)) == [tokens + last] * 2
+
+
+if HAS_GPU:
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    @pytest.mark.parametrize("samples", [1, 5, 33])
+    def test_ranks_as_streams_draw_what_gathered_rounds_draw(samples, ranks, dtype, monkeypatch):
+        """Ranks of one GPU look for what others have yet to send, in graphs that are replayed.
+
+        All their programs must fit at once, and those that wait behind them: so rows are few and short.
+        """
+        monkeypatch.setattr(peer_sampling, "CHUNK", 512)
+        device, vocabulary, units = torch.device("cuda"), 12_000, 1 << 20
+        width = rows_of_rank(vocabulary, ranks)
+        logits = (3 * torch.randn(samples, ranks * width, device=device)).to(dtype)
+        owned = [part.contiguous() for part in logits.split(width, dim=1)]
+        filters = [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.1}, {}]
+        rows, positions = places(samples, device)
+        state = state_of(
+            [{"temperature": 0.9, "seed": 31 * i} | filters[i % len(filters)] for i in range(samples)], device
+        )
+        last = torch.zeros(ranks, samples, dtype=torch.int32, device=device)
+
+        def drawn(rank: int, buffers: SymmetricBuffers) -> Tensor:
+            begin, end = of_vocabulary(vocabulary, rank, ranks)
+            return draw(owned[rank], rows, positions, state, last[rank], begin, end - begin, buffers)
+
+        # A look at these finds nothing and ends: so kernels are loaded, which could hang while one waits.
+        idle = buffers_on_one_device(ranks, units, device, programs=96 // ranks, most_polls=1)
+        for rank, each in enumerate(idle):
+            drawn(rank, each)
+        torch.cuda.synchronize()
+        buffers = buffers_on_one_device(ranks, units, device, programs=96 // ranks)
+        streams, graphs, found = [torch.cuda.Stream() for _ in buffers], [], []
+        for rank, stream in enumerate(streams):
+            graphs.append(torch.cuda.CUDAGraph())
+            with torch.cuda.graph(graphs[rank], stream=stream):
+                found.append(drawn(rank, buffers[rank]))
+        for _ in range(8):
+            state.seed.add_(1)
+            expected, *_ = drawn_in_parts(triton_backend(), logits[:, :vocabulary], state, ranks)
+            torch.cuda.synchronize()
+            for graph, stream in zip(graphs, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    graph.replay()
+            torch.cuda.synchronize()
+            assert [each.tolist() for each in found] == [expected[:samples]] * ranks

@@ -58,6 +58,13 @@ def test_each_rank_has_all_latents_and_its_heads(tmp_path: Path) -> None:
         assert set(part.cache_specs) == {LATENT} and {each.heads for each in part.attention} == {2}
 
 
+def test_ranks_keep_a_latent_that_is_more_than_their_own_heads_would(tmp_path: Path) -> None:
+    """72 numbers, where keys and values would be 128 of four heads, and 64 of two."""
+    verdict = compare_divided(tmp_path, save_tiny("minicpm3", tmp_path, kv_lora_rank=64), 2)
+    assert verdict.outcome == "equal", verdict.detail
+    assert set(read_model(tmp_path).of_rank(2).cache_specs) == {CacheSpec(1, 72, latent=64)}
+
+
 def test_a_token_takes_its_latents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny("deepseek_v2", tmp_path)
     assert bytes_per_block(read_model(tmp_path), 16, FP32) == 4 * 16 * 24 * 4

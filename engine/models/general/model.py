@@ -162,7 +162,8 @@ def load_general(
         draw_vectors(causal, dummy_seed, device, {})
     causal.eval().requires_grad_(False)
     adapt(causal)
-    give_latents(causal)
+    if ranks is None:
+        give_latents(causal)
     if device.type == "cuda":
         give_experts(causal)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
@@ -183,6 +184,7 @@ def _load_shares(
     found: list[Division] = []
 
     def prepare(model: Any) -> dict[str, Held]:
+        give_latents(model)  # while all heads are there: those of a rank alone may keep less than a latent
         found.append(divide(model, config, ranks))
         return found[0].held
 
