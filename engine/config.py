@@ -127,6 +127,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     layer_weights: int  # elements of a layer's matrices
     query_width: int  # query heads × head dim
     latent_width: int = 0  # numbers that a layer keeps of a token for all heads; 0: each has keys and values
+    chosen_tokens: int = 0  # that a token attends to, as indexers choose of those before it; 0: all
+    index_width: int = 0  # numbers that a layer keeps of a token for that
     windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token

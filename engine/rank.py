@@ -171,6 +171,8 @@ def _warm_up_general(runner: ModelRunner) -> bool:
             ", ".join(reads),
         )
         return False
+    if chosen := runner.model.config.chosen_tokens:
+        logger.info("steps with more than %d tokens of a row run without CUDA graphs, and slower", chosen)
     runner.warm_up()
     return True
 

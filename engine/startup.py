@@ -142,6 +142,8 @@ def _engine(
         layer_weights=model_config.layer_weights,
         query_width=model_config.query_width,
         latent_width=model_config.latent_width,
+        chosen_tokens=model_config.chosen_tokens,
+        index_width=max(spec.index for spec in model_config.cache_specs),
         windows=model_config.windows,
         group_layers=tuple(len(group.layers) for group in model_config.cache_groups),
         group_windows=group_windows(model_config, limits.max_model_len, device),

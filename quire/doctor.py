@@ -96,6 +96,7 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
         *_describe_latents(info),
+        *_describe_indexer(info),
         ("KV cache", f"{info.num_blocks:,} blocks, {tokens:,} tokens{more}, {blocks}{beside}"),
         *_describe_groups(info),
         ("host", f"{info.num_host_blocks:,} blocks, {host}"),
@@ -109,6 +110,12 @@ def _describe_latents(info: EngineInfo) -> Iterator[tuple[str, str]]:
     if info.latent_width:
         numbers = f"{info.latent_width} numbers a token and layer"
         yield "latents", f"{numbers}, in place of keys and values of each head"
+
+
+def _describe_indexer(info: EngineInfo) -> Iterator[tuple[str, str]]:
+    if info.chosen_tokens:
+        numbers = f"by {info.index_width} numbers more a token and layer"
+        yield "an indexer", f"chooses {info.chosen_tokens:,} tokens to attend to, {numbers}"
 
 
 def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,10 @@ def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int
     That is over all layers where there is one group; else every group's block has room for the largest.
     Raises ValueError for a head dim that does not suit the format.
     """
-    specs = config.cache_specs
-    sizes = [spec.vectors * spec.heads * block_size * held.vector_bytes(spec.head_dim) for spec in specs]
+    sizes = [
+        sum(part.vectors * part.heads * block_size * held.vector_bytes(part.head_dim) for part in spec.parts)
+        for spec in config.cache_specs
+    ]
     return max(sum(sizes[layer] for layer in group.layers) for group in config.cache_groups)
 
 
@@ -87,6 +90,8 @@ def named_format(
 def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
     if any(spec.latent for spec in model.cache_specs):
         return f"{held.name} is not for a model that keeps latents, which take less as they are"
+    if any(spec.index for spec in model.cache_specs):
+        return f"{held.name} is not for a model whose tokens an indexer chooses, by keys as they are"
     if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
         return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:
@@ -133,9 +138,10 @@ class KVCache:
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
         specs = config.cache_specs
-        views: dict[int, _View] = {}
+        views: dict[int, list[_View]] = {}
         for group in config.cache_groups:
-            views |= zip(group.layers, self._views([specs[at] for at in group.layers], held), strict=True)
+            each = iter(self._views([part for at in group.layers for part in specs[at].parts], held))
+            views |= {at: list(islice(each, len(specs[at].parts))) for at in group.layers}
         dequantized = None
         if dequantized_dtype is not None:  # all layers' heads are alike
             shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
@@ -143,13 +149,18 @@ class KVCache:
         # Attention with a window reads the cache itself.
         self.layers = [
             LayerCache(
-                views[layer].kv, held, views[layer].scales, None if spec.window else dequantized, spec.latent
+                views[layer][0].kv,
+                held,
+                views[layer][0].scales,
+                None if spec.window else dequantized,
+                spec.latent,
+                LayerCache(views[layer][1].kv, held, latent=spec.index) if spec.index else None,
             )
             for layer, spec in enumerate(specs)
         ]
 
     def _views(self, specs: list[CacheSpec], held: KVFormat) -> list[_View]:
-        """Return the views of a cache group's layers: their vectors come first, and then their scales."""
+        """Return the views of parts of a group's layers: their vectors come first, and then their scales."""
         block_size = self.block_size
         places = np.cumsum([0, *(_vectors(spec, block_size, held) for spec in specs)]).tolist()
         kv = [

@@ -21,6 +21,7 @@ UNFUSED_TOKENS = (
     304  # whose products `quire.kernels.linear.hopper_matmul` does not take but for the smallest models
 )
 RESERVE_BYTES = 1 << 30  # CUDA graphs, and allocations between the profiled step and the largest
+CHOICE_BYTES = 1 << 30  # by which an indexer scores tokens, and what it chose is brought together
 
 
 def refuse_too_large(
@@ -72,6 +73,8 @@ def measure_blocks(
     """Return how many KV blocks fit on every rank beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
         activations = _activation_bytes(runner)
+        if runner.model.config.chosen_tokens:  # of long contexts, which the profiled step has not
+            activations += CHOICE_BYTES
         if not config.enforce_eager:  # a graph's are its own, which all share
             activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
         torch.cuda.empty_cache()

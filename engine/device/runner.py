@@ -45,7 +45,7 @@ from quire.engine.models.loader import Model
 from quire.engine.schedule.cascade import SMALLEST_CASCADE, Cascades
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.engine.sequences.rows import table_stride
-from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch, Span
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
@@ -226,16 +226,17 @@ class ModelRunner:
         cascades = (empty_int32(), empty_int32())
         if self.cascades is not None:
             cascades = self.cascades.find(plan.rows, plan.context_lens)
-        inputs = decode_inputs(plan, cascades)
-        size = None if self.decode_graphs is None else self.decode_graphs.load(inputs, self.staging)
+        inputs, spans = decode_inputs(plan, cascades), self._spans(plan)
+        graphs = None if spans else self.decode_graphs
+        size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         if moves:
             self._move(MoveInputs(*moves))
-        logits, tokens = self._decode(DecodeInputs(*uploaded)) if size is None else size.run()
+        logits, tokens = self._decode(DecodeInputs(*uploaded), spans) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
 
-    def _decode(self, inputs: DecodeInputs[Tensor]) -> tuple[Tensor, Tensor]:
+    def _decode(self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] = ()) -> tuple[Tensor, Tensor]:
         """Compute a step of decodes and sample it; return logits [B, V / ranks] and tokens [B]."""
         rows, context_lens = inputs.rows, inputs.context_lens
         tokens, positions, slots = self._places(None, rows, inputs.positions)
@@ -259,6 +260,7 @@ class ModelRunner:
                 for group in range(1, len(self.tables))
             ),
             group_of_layer=self.group_of_layer,
+            spans=spans,
         )
         logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
         return logits, self._sample(logits, rows, context_lens)
@@ -292,10 +294,9 @@ class ModelRunner:
 
         whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
         """
-        inputs, drawn_from, graphs = [*mixed_inputs(plan)], plan.sample_tokens, self.mixed_graphs
-        if whole:
-            graphs = None
-        else:
+        inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
+        graphs = None if whole or spans else self.mixed_graphs
+        if not whole:
             newest = newest_inputs(plan)
             inputs += newest
             drawn_from = np.searchsorted(newest.tokens, drawn_from).astype(np.int32)
@@ -307,7 +308,7 @@ class ModelRunner:
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
         if size is None:
-            hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()))
+            hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()), spans)
         else:
             (hidden,) = size.run()
         return hidden, drawn, list(arrays)
@@ -317,6 +318,7 @@ class ModelRunner:
         inputs: MixedInputs[Tensor],
         newest: NewestInputs[Tensor] | None,
         max_query_len: int | None = None,
+        spans: tuple[Span, ...] = (),
     ) -> Tensor:
         """Compute a mixed step; return the hidden states [R, H] of its newest tokens, or of all [T, H].
 
@@ -325,7 +327,7 @@ class ModelRunner:
         batch, *others = [
             self._mixed_batch(group, inputs, newest, max_query_len) for group in range(len(self.tables))
         ]
-        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer, spans=spans)
         return self.model.forward(batch, self.cache.layers)
 
     def _mixed_batch(
@@ -359,6 +361,14 @@ class ModelRunner:
         )
 
     # -- parts of a step ---------------------------------------------------------------------------------
+
+    def _spans(self, plan: StepPlan) -> tuple[Span, ...]:
+        """Return what `ForwardBatch.spans` is to be; with any, no graph was recorded for the step."""
+        chosen = self.model.config.chosen_tokens
+        if not chosen or plan.context_lens.max() <= chosen:
+            return ()
+        each = (plan.rows, plan.query_lens, plan.context_lens)
+        return tuple(map(Span, *(array.tolist() for array in each)))
 
     def _moves(self, plan: StepPlan) -> MoveInputs[Int32]:
         entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns

@@ -56,6 +56,7 @@ class ModelConfig:
     norm_affine: bool = True  # layer norms have weight and bias
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
+    chosen_tokens: int = 0  # of those before it that a token attends to, as indexers choose; 0: all
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several
     undivided: str = ""  # why no more than one rank can compute it
@@ -70,7 +71,10 @@ class ModelConfig:
         if not self.attention:
             return tuple(CacheSpec(self.num_kv_heads, self.head_dim, window) for window in self.windows)
         layers = zip(self.attention, self.windows, strict=True)
-        return tuple(CacheSpec(each.kv_heads, each.head_dim, window, each.latent) for each, window in layers)
+        return tuple(
+            CacheSpec(each.kv_heads, each.head_dim, window, each.latent, each.index)
+            for each, window in layers
+        )
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
@@ -84,9 +88,12 @@ class ModelConfig:
         return tuple(numbers[layer] for layer in range(self.num_layers))
 
     def within(self, max_model_len: int) -> ModelConfig:
-        """Return the model for so many tokens, which windows as long do not hide any of."""
+        """Return the model for so many tokens: windows as long hide none of them, nor are any chosen."""
         windows = tuple(window if window < max_model_len else 0 for window in self.windows)
-        return replace(self, windows=windows)
+        if max_model_len > self.chosen_tokens:
+            return replace(self, windows=windows)
+        attention = tuple(replace(each, index=0) for each in self.attention)
+        return replace(self, windows=windows, attention=attention, chosen_tokens=0)
 
     @property
     def largest_group(self) -> int:
@@ -98,7 +105,7 @@ class ModelConfig:
     def plain(self) -> bool:
         """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
         return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
-            each.plain and not each.chunked and not each.latent for each in self.attention
+            each.plain and not (each.chunked or each.latent or each.index) for each in self.attention
         )
 
     @property

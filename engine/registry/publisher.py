@@ -230,7 +230,7 @@ def start_publisher(
         raise ValueError("--redis-url needs a prefix cache and a --cache-seed that the router knows")
     seed = hash_seed(config.cache_seed)
     folder = resolve_model(config.model)
-    held = info.kv_cache_dtype + " latents" * bool(info.latent_width)
+    held = info.kv_cache_dtype + " latents" * bool(info.latent_width) + " indices" * bool(info.index_width)
     deployment = describe(config.model, folder, info.block_size, held, seed, pinned)
     parity = PromptHasher(info.block_size, seed).parity()
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -97,6 +98,14 @@ class PrefillBatch:
     max_query_len: int
 
 
+class Span(NamedTuple):
+    """A row of a step as the host knows it: how many tokens it has in the step, and in all; 0 pads."""
+
+    row: int
+    tokens: int
+    context_len: int
+
+
 @dataclass(frozen=True, slots=True)
 class Newest:
     """The newest tokens of a step's R rows, each one query, a decode's or the last of a prefill chunk."""
@@ -118,6 +127,8 @@ class ForwardBatch:
     # The step as the layers of each cache group after the first take it: with slots and tables of its own.
     other_groups: tuple[ForwardBatch, ...] = ()
     group_of_layer: tuple[int, ...] = ()  # with other groups: which each layer is of
+    # All rows, in the order of their tokens, where one has more than an indexer chooses; else none.
+    spans: tuple[Span, ...] = ()
 
     def by_layer(self, layers: int) -> list[ForwardBatch]:
         """Return what each layer takes."""

@@ -18,7 +18,8 @@ class LayerCache:
     or [num_blocks, 1, …] with `latent`: so many of a key's first numbers are its value then.
     scales [num_blocks, kv_heads, block_size, 2] fp16 if the format is scaled, else None. dequantized
     [num_blocks, 2, kv_heads, block_size, head_dim] or None: room for one layer's keys and values of a cache
-    in fp12 as numbers, the same for all layers.
+    in fp12 as numbers, the same for all layers. index: keys by which an indexer chooses tokens, as latents
+    that are all value, or None.
     """
 
     kv: Tensor
@@ -26,6 +27,7 @@ class LayerCache:
     scales: Tensor | None = None
     dequantized: Tensor | None = None
     latent: int = 0
+    index: LayerCache | None = None
 
     @property
     def kv_heads(self) -> int:

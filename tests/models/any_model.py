@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from quire.engine.models.general.attention import Call, give
+from quire.engine.models.general.attention import EVERY, Call, give
 from quire.engine.models.general.host_reads import host_reads
+from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
@@ -43,7 +44,7 @@ SIZES: dict[str, int] = (
     | dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1)
     | dict.fromkeys(("num_shared_experts", "n_shared_experts"), 1)
     | {"q_lora_rank": 24, "num_kv_shared_layers": 2, "pad_token_id": 0, "eos_token_id": 2}
-    | {"encoder_hash_byte_group_vocab": 97}
+    | {"encoder_hash_byte_group_vocab": 97, "index_topk": 9, "index_head_dim": 16}
 )
 NEEDED = (  # which some leave to the folder
     "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "n_group",
@@ -124,8 +125,14 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _nothing(layer: int, call: Call) -> Tensor:
-    return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.v.shape[-1])
+class _Nothing:
+    """Stands for attention that is kernels on a GPU."""
+
+    def __call__(self, layer: int, call: Call) -> Tensor:
+        return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.v.shape[-1])
+
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        return EVERY
 
 
 def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
@@ -181,6 +188,6 @@ def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdi
     with contextlib.suppress(ValueError):  # it has no experts; a loop over them is a CPU's way
         model._causal.set_experts_implementation("batched_mm")
     model.fusion.undo()
-    give(model._decoder, _nothing)  # its own code alone: on a GPU attention is kernels
+    give(model._decoder, _Nothing())  # its own code alone
     reads = host_reads(lambda: driver.step({}, {len(LENGTHS): prompts()[0][:3]}))
     return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}", tuple(reads))

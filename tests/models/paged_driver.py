@@ -12,7 +12,7 @@ from quire.engine.device.kv_cache import KVCache
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model
 from quire.engine.models.vocabulary import all_logits
-from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch
+from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch, Span
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.formats.kv_format import UNSCALED, KVFormat
 
@@ -34,6 +34,7 @@ class PagedDriver:
     ) -> None:
         self.model = model
         self.rows = rows
+        self.chosen_tokens = config.chosen_tokens
         blocks_per_row = -(-max_len // BLOCK_SIZE)
         groups, self.group_of_layer = len(config.cache_groups), config.group_of_layer
         num_blocks = groups * rows * blocks_per_row + 1
@@ -96,10 +97,16 @@ class PagedDriver:
     def _batch(self, queries: list[Query], num_decodes: int) -> ForwardBatch:
         """The first `num_decodes` have one token each, the rest are chunks. Lengths grow."""
         batch, *others = [self._group_batch(queries, num_decodes, tables) for tables in self.tables]
+        spans = tuple(
+            Span(row, len(ids), 0 if row == self.rows else self.lengths[row] + len(ids))
+            for row, ids in queries
+        )
+        if not self.chosen_tokens or max(span.context_len for span in spans) <= self.chosen_tokens:
+            spans = ()
         for row, ids in queries:
             if row < self.rows:
                 self.lengths[row] += len(ids)
-        return replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+        return replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer, spans=spans)
 
     def _group_batch(self, queries: list[Query], num_decodes: int, tables: Tensor) -> ForwardBatch:
         tokens: list[int] = []

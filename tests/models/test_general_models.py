@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from transformers import Llama4Config, Llama4ForConditionalGeneration, Llama4Vis
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import read_max_positions
+from quire.engine.models.general import indexer
 from quire.engine.models.general.host_reads import host_reads
 from quire.engine.models.loader import load_model
 from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
+from quire.kernels.attention import chosen
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import compare, save_tiny
 from tests.models.paged_driver import PagedDriver
@@ -74,9 +77,31 @@ def test_falcon_whose_heads_are_grouped(tmp_path: Path) -> None:
     assert {each.heads for each in read_model(tmp_path).cache_specs} == {2}
 
 
-def test_an_indexer_chooses_all_tokens_as_long_as_there_are_no_more_than_it_may(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("glm_moe_dsa", {"indexer_types": ["full", "shared", "full", "shared"]}),
+        ("axk2", {"index_topk": 1}),
+        ("dots3_note_text", {}),  # beside layers with a window, in blocks of their own
+    ],
+)
+def test_an_indexer_chooses_by_keys_that_are_in_the_cache(
+    kind: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts are several times as long as what it may choose, and computed in small pieces."""
+    monkeypatch.setattr(indexer, "MOST_SCORES", 1 << 14)
+    monkeypatch.setattr(chosen, "MOST_BYTES", 1 << 12)
+    verdict = compare(kind, tmp_path, **changes)
+    assert verdict.outcome == "equal", verdict.detail
+    assert read_model(tmp_path).chosen_tokens == changes.get("index_topk", 9)
+
+
+def test_no_keys_are_kept_where_no_request_is_longer_than_an_indexer_may_choose(tmp_path: Path) -> None:
     save_tiny("deepseek_v32", tmp_path, index_topk=40)
-    assert read_model(tmp_path).max_position_embeddings == 40
+    model = read_model(tmp_path)
+    assert {each.index for each in model.within(41).cache_specs} == {16}
+    assert {each.index for each in model.within(40).cache_specs} == {0}
+    assert not model.within(40).chosen_tokens
 
 
 def test_a_model_that_sees_images_answers_to_text(tmp_path: Path) -> None:

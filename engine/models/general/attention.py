@@ -16,9 +16,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.config import MAX_GROUP
+from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.general.latent import Sizes, latent_of
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.chosen import Chosen
 
 NAME = "quire"
 # Keywords that say nothing of what attention is, or what `Call` has fields for.
@@ -26,12 +28,12 @@ _KNOWN = {
     "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "softcap", "s_aux",
-    "alibi_slopes",
+    "alibi_slopes", "indices",
 }  # fmt: skip
 
 
 class _Every:
-    """Stands for a mask, or for indices of tokens, that leaves nothing out, whatever part of it is taken."""
+    """Stands for a mask, or for chosen tokens, that leaves nothing out, whatever part of it is taken."""
 
     def __getitem__(self, part: object) -> _Every:
         return self
@@ -45,7 +47,7 @@ class Call:
     """A module's attention: q [Hq, T, D], k [Hkv, T, D] and v [Hkv, T, Dv], normed and rotated.
 
     softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them. latent: v
-    are the first numbers of k, of which Hkv is 1.
+    are the first numbers of k, of which Hkv is 1. chosen: what is attended to, None: all that is seen.
     """
 
     q: Tensor
@@ -57,6 +59,7 @@ class Call:
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     latent: Sizes | None = None
+    chosen: Chosen | None = None
 
     @property
     def head_dim(self) -> int:
@@ -86,6 +89,9 @@ class Attention(Protocol):
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         """Return [T, Hq · D] of a projection [T, (Hq + 2 Hkv) D], neither normed nor rotated yet."""
 
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        """Return what a layer's indexer chooses, Chosen or EVERY."""
+
 
 def give(model: nn.Module, attention: Attention) -> None:
     """Have the model's attention modules call `attention`."""
@@ -108,6 +114,9 @@ def attend(
     unknown = sorted(said.keys() - _KNOWN)
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
+    chosen = said.get("indices")
+    if chosen is not None and not isinstance(chosen, Chosen):
+        raise UnsupportedAttention("how it chooses tokens is not known")
     causal = getattr(module, "is_causal", True) or getattr(module, "is_decoder", False)
     if given.get("is_causal") is False or not causal:
         raise UnsupportedAttention("it sees what comes later")
@@ -122,6 +131,7 @@ def attend(
         sinks=given.get("s_aux"),
         slopes=given.get("alibi_slopes"),
         latent=None if latent is None else latent.sizes,
+        chosen=chosen,
     )
     attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
     if attention is None:
@@ -164,10 +174,14 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
 
 
 class Recorder:
-    """Notes each call and the layer it is of, in their order, and computes nothing."""
+    """Notes each call and the layer it is of, in their order, and computes nothing.
+
+    indexed: numbers of an indexer's key, of the layers that have one.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, Call]] = []
+        self.indexed: dict[int, int] = {}
 
     def __call__(self, layer: int, call: Call) -> Tensor:
         heads, tokens, _ = call.q.shape
@@ -178,3 +192,9 @@ class Recorder:
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         raise NotImplementedError("a dry run is of the model's own code")
+
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        if layer in self.indexed:
+            raise UnsupportedAttention(f"it chooses tokens more than once in layer {layer}")
+        self.indexed[layer] = indexer.width
+        return EVERY

@@ -13,7 +13,7 @@ from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
-from quire.engine.models.general.own_attention import most_tokens, why_undivided
+from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -35,9 +35,15 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, offset, most, undivided, has_experts = _run_dry(whole, kind, where)
+    calls, indexed, offset, chosen, undivided, has_experts = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
-    attention = tuple(replace(call.shape, chunked=kinds[layer] == CHUNKED) for layer, call in calls)
+    attention = tuple(
+        replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
+        for layer, call in calls
+    )
+    in_call_order = [layer for layer, _ in calls] != list(range(len(calls)))
+    if in_call_order and indexed:
+        raise _refused(where, kind, "its layers attend more than once to tokens that they choose")
     head_dim = max((each.head_dim for each in attention if not each.latent), default=0)
     if head_dim > MAX_HEAD_DIM:
         raise _refused(where, kind, f"its heads have {head_dim} numbers; kernels take up to {MAX_HEAD_DIM}")
@@ -60,7 +66,7 @@ def read_general(folder: Path) -> ModelConfig:
         head_dim=max(each.projected or each.head_dim for each in attention),
         intermediate_size=_intermediate_size(config),
         vocab_size=config.vocab_size,
-        max_position_embeddings=min(positions - offset, most or positions),
+        max_position_embeddings=positions - offset,
         dtype=_DTYPES.get(config.dtype or whole.dtype, "float32"),  # type: ignore[arg-type]
         activation="silu",
         norm_eps=0.0,
@@ -73,8 +79,9 @@ def read_general(folder: Path) -> ModelConfig:
         output_bias=False,
         mlp_bias=False,
         embedding_size=config.hidden_size,
+        chosen_tokens=chosen,
         attention=attention,
-        in_call_order=[layer for layer, _ in calls] != list(range(len(calls))),
+        in_call_order=in_call_order,
         undivided=undivided,
         has_experts=has_experts,
     )
@@ -83,13 +90,14 @@ def read_general(folder: Path) -> ModelConfig:
 class _Run(NamedTuple):
     """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
-    calls: with the number of the layer that each is of. most_tokens: that a request may have, None: any.
+    calls: with the number of the layer that each is of. indexed: as `Recorder` has it. chosen_tokens,
     undivided, has_experts: as `ModelConfig` has them.
     """
 
     calls: list[tuple[int, Call]]
+    indexed: dict[int, int]
     offset: int
-    most_tokens: int | None
+    chosen_tokens: int
     undivided: str
     has_experts: bool
 
@@ -110,7 +118,8 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     undivided = why_undivided(model)
     if not undivided and not has_plan(model):
         undivided = "it has no plan of how to divide a model of this type"
-    return _Run(calls, positions.offset, most_tokens(model), undivided, has_whole_experts(model))
+    chosen, has_experts = chosen_tokens(model), has_whole_experts(model)
+    return _Run(calls, recorder.indexed, positions.offset, chosen, undivided, has_experts)
 
 
 def _of_layers(

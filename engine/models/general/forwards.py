@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.general.attention import EVERY, attend
+from quire.engine.models.general.indexer import Indexer, Keys
 from quire.engine.models.general.unsupported import UnsupportedAttention
 
 
@@ -225,7 +226,7 @@ def llama4_layer(self: Any, hidden_states: Tensor, *, position_ids: Tensor, **gi
     return out
 
 
-# -- attention to the tokens that an indexer chooses: all of them, as long as there are no more --------------
+# -- attention to the tokens that an indexer chooses ---------------------------------------------------------
 
 
 def indexed(self: Any, *others: Any, attention_mask: Tensor | None = None, **given: Any) -> Any:
@@ -233,8 +234,25 @@ def indexed(self: Any, *others: Any, attention_mask: Tensor | None = None, **giv
     return _theirs(self, *others, attention_mask=EVERY, **given)
 
 
-def index(self: Any, *_: object, **given: object) -> object:
-    return EVERY
+def index(
+    self: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    *_: object,
+    **given: object,
+) -> Any:
+    """Return what the layer's attention has the module's own code choose."""
+
+    def run(tokens: slice, rows: int, seen: Tensor, keys: Keys) -> Any:
+        def part(each: Tensor) -> Tensor:
+            return each[0, tokens].unflatten(0, (rows, -1))
+
+        angles = tuple(map(part, position_embeddings))
+        return _theirs(self, part(hidden_states), part(q_resid), angles, seen, None, past_key_values=keys)
+
+    indexer = Indexer(run, self.n_heads, self.head_dim, self.index_topk)
+    return self.quire.choose(self.layer_idx, indexer)
 
 
 def _theirs(module: Any, *others: Any, **given: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.general.attention import Call, attention_modules
+from quire.engine.models.general.attention import EVERY, Call, attention_modules
+from quire.engine.models.general.indexer import Indexer
 from quire.kernels.attention.batch import AttentionLayer
 
 
@@ -71,6 +72,9 @@ class Noise:
         """Return the same for a layer that has called before."""
         return self.attended[layer]
 
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        return EVERY
+
 
 class _Caller:
     """Notes which module of a layer calls attention."""
@@ -81,6 +85,9 @@ class _Caller:
     def __call__(self, layer: int, call: Call) -> Tensor:
         self._noise.callers[layer] = self._module
         return self._noise(layer, call)
+
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        return EVERY
 
 
 def observe(

@@ -52,10 +52,10 @@ def _nothing(*_: object) -> None:
     """Take anything, and do nothing."""
 
 
-def most_tokens(model: nn.Module) -> int | None:
-    """Return how many tokens a request of an adapted model may have; None: any number."""
+def chosen_tokens(model: nn.Module) -> int:
+    """Return how many tokens the indexers of an adapted model choose, at least; 0: it has none."""
     indexers: list[Any] = [module for module in model.modules() if _name(module) in _INDEXERS]
-    return min((indexer.index_topk for indexer in indexers), default=None)
+    return min((indexer.index_topk for indexer in indexers), default=0)
 
 
 def why_undivided(model: nn.Module) -> str:

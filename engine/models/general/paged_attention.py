@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.general.attention import Call
+from quire.engine.models.general.attention import EVERY, Call
 from quire.engine.models.general.division.heads import heads_of_rank
 from quire.engine.models.general.division.modules import gathered
+from quire.engine.models.general.indexer import Indexer, Piece, choose, keep_keys, pieces
 from quire.engine.models.layers import LayerPlans, layer_shapes
+from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
+from quire.kernels.attention.chosen import attend_to_chosen
+from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.operations import whole
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_attention
+from quire.kernels.shapes import StepShape
 
 
 class PagedAttention:
@@ -33,7 +40,9 @@ class PagedAttention:
     ) -> None:
         """ranks, splits: those that heads are divided among, and as `Division` has them."""
         self._in_call_order, self._calls = config.in_call_order, 0
-        self._plans = LayerPlans(layer_shapes(config, dtype), device, plan_attention)
+        self._layer_shapes, self._gpu = layer_shapes(config, dtype), gpu_of(device)
+        self._keep = write_latents if self._gpu.has_kernels else write_latents_reference
+        self._plans = LayerPlans(self._layer_shapes, device, plan_attention)
         self._shapes, self._ranks, self._splits = config.attention, ranks, splits
         self._layers = [
             AttentionLayer(
@@ -51,7 +60,11 @@ class PagedAttention:
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
         self._batches, self._caches = batch.by_layer(len(self._layers)), caches
-        self._chosen, self._calls = self._plans.of(batch, caches), 0
+        self._kernels, self._calls = self._plans.of(batch, caches), 0
+        self._spans = batch.spans
+        self._pieces: dict[tuple[int, int], list[Piece]] = {}  # by heads and width of an indexer
+        rows = [span.row for span in batch.spans for _ in range(span.tokens)]
+        self._rows = torch.tensor(rows, device=batch.tokens.device) if rows else None
 
     def _place(self, layer: int) -> int:
         """Return which of the caches a call is of."""
@@ -70,7 +83,19 @@ class PagedAttention:
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         layer = self._place(layer)
-        return whole(self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
+        return whole(self._kernels[layer].run(qkv, self._batches[layer], attention, self._caches[layer]))
+
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        batch, cache = self._batches[layer], self._caches[layer].index
+        if cache is None:  # no request has more tokens than are chosen
+            return EVERY
+        keep_keys(indexer, batch, cache, self._keep)
+        if not self._spans:
+            return EVERY
+        size = indexer.heads, indexer.width
+        if size not in self._pieces:
+            self._pieces[size] = pieces(self._spans, indexer)
+        return choose(indexer, batch, self._spans, self._pieces[size], cache)
 
     def _attended(self, layer: int, call: Call) -> Tensor:
         attention = self._layers[layer]
@@ -79,9 +104,19 @@ class PagedAttention:
         kept = (call.k,) if call.latent is not None else (call.k, call.v)
         parts = [_filled(part, attention.head_dim) for part in (call.q, *kept)]
         qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        out = self._chosen[layer].run(qkv, self._batches[layer], attention, self._caches[layer])
+        batch, cache = self._batches[layer], self._caches[layer]
+        if call.chosen is None:
+            out = whole(self._kernels[layer].run(qkv, batch, attention, cache))
+        else:
+            assert self._rows is not None
+            shape = self._layer_shapes[layer]
+
+            def plan(step: StepShape) -> Attend:
+                return plan_attention(self._gpu, shape, cache.format, step).run
+
+            out = attend_to_chosen(qkv, batch, self._rows, attention, cache, call.chosen, plan)
         heads, tokens, _ = call.q.shape
-        return whole(out).view(1, tokens, heads, attention.value_dim)[..., : call.v.shape[-1]]
+        return out.view(1, tokens, heads, attention.value_dim)[..., : call.v.shape[-1]]
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:

@@ -24,6 +24,13 @@ def write_latents(latents: Tensor, slots: Tensor, cache: LayerCache) -> None:
         )  # fmt: skip
 
 
+def write_latents_reference(latents: Tensor, slots: Tensor, cache: LayerCache) -> None:
+    """Do the same as `write_latents` in plain torch."""
+    kept = slots >= 0
+    places = slots[kept]
+    cache.kv[places // cache.block_size, 0, 0, places % cache.block_size] = latents[kept]
+
+
 @triton.jit
 def _write_kernel(
     latents: tl.tensor,

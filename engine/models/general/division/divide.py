@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.general.attention import Call, attention_modules
+from quire.engine.models.general.attention import EVERY, Call, attention_modules
 from quire.engine.models.general.division import modules, plan
 from quire.engine.models.general.division.heads import heads_of_rank
 from quire.engine.models.general.division.plan import Undividable
 from quire.engine.models.general.division.shares import Held, Shares, put_shares
 from quire.engine.models.general.dry_run import build, run_dry
+from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.attention.batch import AttentionLayer
@@ -96,6 +97,9 @@ class _Shapes:
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         raise NotImplementedError("a dry run is of the model's own code")
+
+    def choose(self, layer: int, indexer: Indexer) -> Any:
+        return EVERY
 
 
 def _divide_vocabulary(

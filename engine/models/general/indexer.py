@@ -1,0 +1,124 @@
+"""Which tokens are attended to where a small indexer chooses them (DeepSeek V3.2, GLM-5 and others).
+
+It scores all earlier tokens by keys of its own, which are in the paged cache beside what heads keep. How it
+does is its module's own code, which is given those keys as if a cache of transformers' had them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.kernels.attention.batch import ForwardBatch, Span
+from quire.kernels.attention.chosen import Chosen
+from quire.kernels.formats.layer_cache import LayerCache
+
+MOST_SCORES = 1 << 26  # numbers that are computed at once, of keys and of scores
+
+Keep = Callable[[Tensor, Tensor, LayerCache], None]  # `kernels.attention.latent.write.write_latents`
+
+
+class Keys(Protocol):
+    """Stands for a cache of transformers'."""
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        """Take a call's keys [B, n, D]; return those of all tokens that it may choose [B, L, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """An indexer's module in a step.
+
+    run: has its own code choose for some of the step's tokens, as many of each of B rows, of whose L keys are
+    `seen` [B, n, L] -> positions [B, n, min(most, L)]. heads: of its queries. width: of a key. most: tokens
+    that it chooses.
+    """
+
+    run: Callable[[slice, int, Tensor, Keys], Tensor]
+    heads: int
+    width: int
+    most: int
+
+
+class Piece(NamedTuple):
+    """Tokens that are chosen for at once, from `begin` of the step's on: `queries` of each of some rows."""
+
+    begin: int
+    queries: int
+    rows: tuple[int, ...]
+    longest: int  # tokens that the last query of any row sees
+
+    @property
+    def tokens(self) -> slice:
+        return slice(self.begin, self.begin + self.queries * len(self.rows))
+
+
+def pieces(spans: tuple[Span, ...], indexer: Indexer) -> list[Piece]:
+    """Return a step's tokens in pieces of no more than MOST_SCORES numbers, or of one token.
+
+    Rows of one token each go together, and others one by one.
+    """
+    found: list[Piece] = []
+    begin = 0
+    for span in spans:
+        end, context_len = begin + span.tokens, span.context_len
+        first, begin = begin, end
+        if context_len == 0:
+            continue
+        last = found[-1] if found else None
+        if span.tokens == 1 and last is not None and last.queries == 1 and last.tokens.stop == first:
+            joined = Piece(last.begin, 1, (*last.rows, span.row), max(last.longest, context_len))
+            if len(joined.rows) * joined.longest * (indexer.heads + 2 * indexer.width) <= MOST_SCORES:
+                found[-1] = joined
+                continue
+        size = max(MOST_SCORES // (context_len * indexer.heads), 1)
+        for at in range(first, end, size):
+            queries = min(size, end - at)
+            found.append(Piece(at, queries, (span.row,), context_len - (end - at - queries)))
+    return found
+
+
+def keep_keys(indexer: Indexer, batch: ForwardBatch, cache: LayerCache, keep: Keep) -> None:
+    """Write the indexer's keys of all tokens to the cache. They are scored by one of them, for nothing."""
+
+    class Kept:
+        def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+            keep(keys[0], batch.slots, cache)
+            return keys[:, :1]
+
+    one = torch.ones(1, 1, 1, dtype=torch.bool, device=batch.tokens.device)
+    indexer.run(slice(None), 1, one, Kept())
+
+
+def choose(
+    indexer: Indexer, batch: ForwardBatch, spans: tuple[Span, ...], cut: list[Piece], cache: LayerCache
+) -> Chosen:
+    """Return what is chosen for a step's tokens, whose keys are in the cache. cut: the step's `pieces`."""
+    most = min(indexer.most, max(span.context_len for span in spans))
+    blocks = -(-most // cache.block_size)
+    positions = batch.positions.new_zeros(len(batch.tokens), blocks * cache.block_size)
+    for piece in cut:
+        queries = batch.positions[piece.tokens].view(len(piece.rows), piece.queries, 1)
+        seen = torch.arange(piece.longest, device=queries.device) <= queries
+        best = indexer.run(piece.tokens, len(piece.rows), seen, _Read(piece, batch, seen, cache))
+        positions[piece.tokens, : best.shape[-1]] = best.flatten(0, 1).to(positions.dtype)
+    return Chosen(positions, most)
+
+
+class _Read:
+    """Gives the keys of a piece's rows."""
+
+    def __init__(self, piece: Piece, batch: ForwardBatch, seen: Tensor, cache: LayerCache) -> None:
+        self._piece, self._batch, self._seen, self._cache = piece, batch, seen, cache
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        size, longest = self._cache.block_size, self._piece.longest
+        rows = torch.tensor(self._piece.rows, device=keys.device)
+        tables = self._batch.decode.block_tables[rows, : -(-longest // size)].long()
+        # What follows a row's own blocks in a table may be anything; its last query sees all that is its own.
+        blocks = tables.masked_fill(~self._seen[:, -1, ::size], 0)
+        return self._cache.kv[blocks, 0, 0].flatten(1, 2)[:, :longest]

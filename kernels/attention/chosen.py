@@ -1,0 +1,100 @@
+"""Attention to chosen tokens alone: what is kept of them is brought together, and attended to as a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.kernels.attention.attend import Attend
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, ForwardBatch, PrefillBatch
+from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.linear.operations import whole
+from quire.kernels.shapes import StepShape
+
+MOST_BYTES = 1 << 28  # of keys and values that are brought together at once, or those of one token
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens of its row that each token of a step attends to.
+
+    positions [T, K] i32: as many as a token sees come first, up to `most`; what follows says nothing. K is of
+    whole blocks.
+    """
+
+    positions: Tensor
+    most: int
+
+
+def attend_to_chosen(
+    qkv: Tensor,
+    batch: ForwardBatch,
+    rows: Tensor,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    chosen: Chosen,
+    plan: Callable[[StepShape], Attend],
+) -> Tensor:
+    """Write the keys and values of all tokens, and attend to those chosen -> [T, Hq Dv].
+
+    rows [T]: each token's block table. plan: gives what attends in a step of such sizes, to a cache of the
+    layer's.
+    """
+    size = cache.block_size
+    none = batch.decode.rows[:0]
+    decode = replace(batch.decode, rows=none, context_lens=none, order=none, shared=None)
+    nobody = PrefillBatch(decode.block_tables, none, none.new_zeros(1), none, 1)
+    writing = replace(batch, decode=decode, prefill=nobody, newest=None)
+    out = whole(plan(writing.shape(size))(qkv, writing, layer, cache))
+    numbers = cache.kv.shape[1] * cache.kv_heads * cache.head_dim
+    at_once = max(MOST_BYTES // (chosen.positions.shape[1] * numbers * cache.kv.element_size()), 1)
+    for begin in range(0, len(qkv), at_once):
+        part = slice(begin, begin + at_once)
+        counts = (batch.positions[part] + 1).clamp(max=chosen.most)
+        brought = _brought(cache, batch.decode.block_tables, rows[part], chosen.positions[part], counts)
+        step = _step(batch, part, counts, chosen.positions.shape[1] // size, latent=bool(cache.latent))
+        out[part] = whole(plan(step.shape(size))(qkv[part], step, layer, brought))
+    return out
+
+
+def _brought(
+    cache: LayerCache, tables: Tensor, rows: Tensor, positions: Tensor, counts: Tensor
+) -> LayerCache:
+    """Return a cache in which each token has blocks of its own, with what is kept at its first positions."""
+    size = cache.block_size
+    known = torch.arange(positions.shape[1], device=positions.device) < counts[:, None]
+    places = positions.long() * known
+    blocks = tables[rows[:, None], places // size].long() * known
+    kept = cache.kv.permute(0, 3, 1, 2, 4)[blocks, places % size]  # [tokens, K, 2 or 1, Hkv, D]
+    kv = kept.flatten(0, 1).unflatten(0, (-1, size)).permute(0, 2, 3, 1, 4).contiguous()
+    return replace(cache, kv=kv, index=None)
+
+
+def _step(batch: ForwardBatch, part: slice, counts: Tensor, blocks: int, *, latent: bool) -> ForwardBatch:
+    """Return a step of some tokens, each of a row of its own, that writes nothing.
+
+    To latents they attend as decodes; those to heads may be given their newest key by a kernel that writes
+    it, so there they are prompts of one token, which read all that they see.
+    """
+    tokens = len(counts)
+    rows = torch.arange(tokens, dtype=torch.int32, device=counts.device)
+    tables = torch.arange(tokens * blocks, dtype=torch.int32, device=counts.device).view(tokens, blocks)
+    workspace = batch.decode.workspace
+    if isinstance(workspace, DecodeGather):  # which knows the rows of the step
+        workspace = DecodeGather()
+    decodes = slice(None) if latent else slice(0)
+    prefill = None
+    if not latent:
+        starts = torch.arange(tokens + 1, dtype=torch.int32, device=counts.device)
+        prefill = PrefillBatch(tables, rows, starts, counts, 1)
+    return ForwardBatch(
+        tokens=batch.tokens[part],
+        positions=batch.positions[part],
+        slots=torch.full_like(batch.slots[part], -1),
+        decode=DecodeBatch(tables, rows[decodes], counts[decodes], rows[decodes], workspace),
+        prefill=prefill,
+    )
