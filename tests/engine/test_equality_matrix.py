@@ -45,8 +45,8 @@ CELLS: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 12},
     "prefix hit": {"enable_prefix_caching": True},
     "computing": {"enable_prefix_caching": True},
-    "recompute": {"preemption_mode": "recompute"},
-    "swap": {"preemption_mode": "swap", "swap_space": 1},
+    "recompute": {"num_gpu_blocks_override": FEW_BLOCKS, "preemption_mode": "recompute"},
+    "swap": {"num_gpu_blocks_override": FEW_BLOCKS, "preemption_mode": "swap", "swap_space": 1},
     "overlap": {},
 }
 
@@ -103,8 +103,8 @@ def run(core: EngineCore, asked: list[Request], *, overlap: bool = False) -> Ans
 def run_cell(cell: str, folder: Path, kind: str, asked: list[Request]) -> Answers:
     """Return the answers to `asked` in this cell, which must do what it is named after."""
     settings, has_window = dict(CELLS[cell]), read_model(folder).cache_groups[0].window > 0
-    if cell in ("recompute", "swap"):
-        settings["num_gpu_blocks_override"] = FEW_OF_ONE_WINDOW[kind] if has_window else FEW_BLOCKS
+    if cell in ("recompute", "swap") and has_window:
+        settings["num_gpu_blocks_override"] = FEW_OF_ONE_WINDOW[kind]
     core = start(folder, settings)
     if cell == "prefix hit":
         run(core, asked)
