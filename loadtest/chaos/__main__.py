@@ -27,12 +27,10 @@ from quire.loadtest.chaos.run import Plan, run
 from quire.loadtest.command import command_parser
 
 LONG = 600.0  # seconds from which on a run is judged by the strict limits
-# A process still warms up in a minute: its memory grows until every kind of request has run with every other,
-# a router's from 80 to 136 MiB in two. So a short run tells of a leak that is large at once, and the hour of
-# one that is slow.
+# A process still warms up in a minute: its memory grows until every kind of request has run with every other.
 # It shares its cores with other tests: threads that hold the interpreter's lock wait for one too, and the
 # loop for them, which no count of the loop's own waits tells.
-SHORT_LIMITS = Limits(health_p99=1.0, stalls=10, growth=0.5, left=0.005, end=5.0)
+SHORT_LIMITS = Limits(health_p99=1.0, stalls=10, growth=0.1, left=0.005, end=5.0)
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from quire.loadtest.chaos.attacks import (
@@ -57,7 +58,7 @@ class HostileClients:
         self._ports = ports
         self._over = threading.Event()
         self._lock = threading.Lock()
-        quick = [attack for attack in QUICK if attack.__name__ in names]
+        self._quick = quick = [attack for attack in QUICK if attack.__name__ in names]
         works: list[tuple[Callable[..., None], tuple[object, ...]]] = [
             (self._repeat, (attack, name)) for attack in SLOW if attack.__name__ in names for name in ports
         ]
@@ -73,6 +74,16 @@ class HostileClients:
         self._over.set()
         for thread in self._threads:
             thread.join()
+
+    def run_once(self) -> None:
+        """Make each quick attack once on each server."""
+
+        def make_all(name: str) -> None:
+            for attack in self._quick:
+                self._make(attack, name)
+
+        with ThreadPoolExecutor(len(self._ports)) as threads:
+            list(threads.map(make_all, self._ports))
 
     def _repeat(self, attack: Attack, name: str) -> None:
         while not self._over.is_set():

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +17,11 @@ from quire.loadtest.chaos import traffic
 from quire.loadtest.chaos.clients import Clients, Outcome, answer_alone
 from quire.loadtest.chaos.faults import Accidents, kill_compilers, kill_redis, restart_replica
 from quire.loadtest.chaos.fleet import KEY, Fleet
-from quire.loadtest.chaos.hostile import Harms, attack
+from quire.loadtest.chaos.hostile import Harms, HostileClients, attack
 from quire.loadtest.chaos.traffic import Answer
 from quire.loadtest.chaos.watch import Holdings, Samples, leaked, look, watch_metrics, watch_processes
 from quire.loadtest.client.health_probe import Asked, probe_all
+from quire.loadtest.servers.quire_process import QuireProcess
 
 PROBE_SECONDS = 0.04  # between two questions
 START_SECONDS = 0.2  # one of two processes does not take two such naps, while the other starts
@@ -64,6 +65,8 @@ class Seen:
 
 async def run(fleet: Fleet, plan: Plan, say: Say) -> Seen:
     seen = Seen()
+    say("attacking each server once in every quick way, which warms it up ...")
+    await asyncio.to_thread(HostileClients(_ports(_steady(fleet)), plan.attacks, plan.seed).run_once)
     say("asking for each greedy answer alone ...")
     seen.alone = await _ask_alone(fleet, "before")
     await asyncio.sleep(LOOK_SECONDS)
@@ -98,17 +101,25 @@ async def _ask_alone(fleet: Fleet, when: str) -> dict[Answer, str]:
     return {answer: text for answer, text in first.items() if second[answer] == text}
 
 
+def _steady(fleet: Fleet) -> dict[str, QuireProcess]:
+    """Return the servers that nobody restarts, by name."""
+    return {name: server for name, server in fleet.servers.items() if server is not fleet.replicas[1]}
+
+
+def _ports(servers: Mapping[str, QuireProcess]) -> dict[str, int]:
+    return {name: server.port for name, server in servers.items()}
+
+
 async def _disturb(
     fleet: Fleet, plan: Plan, seen: Seen, pool: ProcessPoolExecutor, say: Say
 ) -> Future[Harms]:
     """Run traffic and all that is bad for it, from `seen.begin` to `seen.end`; attacks may go on a little."""
-    steady = {name: server for name, server in fleet.servers.items() if server is not fleet.replicas[1]}
-    ports = {name: server.port for name, server in steady.items()}
+    steady = _steady(fleet)
     clients = Clients(fleet.router.url, KEY)
     seen.begin = time.monotonic()
     probed = [(fleet.control, None), *((server.port, server.pid) for server in steady.values())]
     asked = pool.submit(probe_all, probed, plan.seconds, PROBE_SECONDS)
-    hostile = pool.submit(attack, ports, plan.attacks, plan.seed, plan.seconds)
+    hostile = pool.submit(attack, _ports(steady), plan.attacks, plan.seed, plan.seconds)
     with _beside(
         watch_metrics(fleet, seen.samples),
         watch_processes(fleet, seen.samples),
