@@ -20,11 +20,13 @@ from quire.engine.models.general.attention import give
 from quire.engine.models.general.matching import Attending, Norm, alike
 from quire.engine.models.general.modules import (
     AttentionModule,
+    CentredNormModule,
     FusedMLP,
     GatedModule,
     ModuleMLP,
     NormModule,
     RouterModule,
+    UngatedModule,
 )
 from quire.engine.models.general.observed import Noise, Passage, Seen, SeenLayer, observe
 from quire.engine.models.layers import LayerPlans
@@ -272,7 +274,7 @@ def _replace_attention(seen: Seen, attending: list[Attending | None]) -> list[nn
 
 
 def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
-    """Give norms, gated MLPs and routers a `forward` of kernels; return them."""
+    """Give norms, MLPs and routers a `forward` of kernels; return them."""
     replaced: dict[nn.Module, Callable[..., object]] = {}
     for module in modules:
         if "forward" in vars(module):  # what ranks do together there is no part of it
@@ -281,6 +283,10 @@ def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
             replaced[module] = NormModule(norm, backend)
         elif (gated := matching.gated_of(module)) is not None:
             replaced[module] = GatedModule(gated, backend)
+        elif (centred := matching.centred_norm_of(module)) is not None:
+            replaced[module] = CentredNormModule(centred, backend)
+        elif (ungated := matching.ungated_of(module)) is not None:
+            replaced[module] = UngatedModule(ungated, backend)
         elif (router := matching.router_of(module)) is not None:
             replaced[module] = RouterModule(router, backend)
     for module, forward in replaced.items():

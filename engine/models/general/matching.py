@@ -5,12 +5,13 @@ Each function runs a module, or takes what it was seen to do, and compares; it r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from quire.engine.models.general.division.modules import Summed
 from quire.engine.models.general.observed import Passage, SeenLayer
@@ -18,9 +19,11 @@ from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.write_kv import rotate
 from quire.kernels.experts.routing import route_reference
 from quire.kernels.linear.linear import Linear
-from quire.kernels.pointwise.activation import ACTIVATIONS, Activation
+from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED, Activation, UngatedActivation
+from quire.kernels.pointwise.layer_norm import layer_norm_reference
 from quire.kernels.pointwise.norm import rms_norm_reference
 
+Name = TypeVar("Name", bound=str)
 # Of a vector, by its length: what other places of rounding leave, and nothing else does.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _ROWS = 4
@@ -30,7 +33,11 @@ _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
 _GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"))
 _DOWN = ("down_proj", "w2")
-_ACTIVATION = ("act_fn", "activation_fn", "act")
+_UNGATED = (
+    ("c_fc", "c_proj"), ("fc1", "fc2"), ("fc_in", "fc_out"), ("up_proj", "down_proj"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+)  # fmt: skip
+_ACTIVATION = ("act_fn", "activation_fn", "act", "gelu_impl")
 
 
 def alike(ours: Tensor, theirs: Tensor, *, times: float = 1.0) -> bool:
@@ -68,6 +75,31 @@ def norm_of(module: nn.Module) -> Norm | None:
 
 
 @dataclass(frozen=True, slots=True)
+class CentredNorm:
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+def centred_norm_of(module: nn.Module) -> CentredNorm | None:
+    """Return the layer norm that a module is."""
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    named = {name for name, _ in module.named_parameters()}
+    if not {"weight"} <= named <= {"weight", "bias"} or weight is None or weight.dim() != 1:
+        return None
+    if weight.dtype not in _TOLERANCE or not isinstance(eps, float):
+        return None
+    sizes = torch.tensor([[1e-3], [1e-2], [1.0], [30.0]], device=weight.device)  # as above
+    x = (sizes * (_noise(_ROWS, len(weight), weight).float() + 0.5)).to(weight.dtype)
+    theirs = _called(module, x)
+    for candidate in (weight.data, weight.data + 1):
+        if theirs is not None and alike(layer_norm_reference(x, candidate, bias, eps), theirs):
+            return CentredNorm(candidate, None if bias is None else bias.data, eps)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class Gated:
     """down(activation(gate) · up)."""
 
@@ -79,7 +111,7 @@ class Gated:
 def gated_of(module: nn.Module) -> Gated | None:
     """Return the gated MLP that a module is. Its gate and up projection are one matrix then."""
     into, down = _linears(module, _GATE_UP), _linears(module, [(name,) for name in _DOWN])
-    activation = _activation_of(module)
+    activation = _activation_of(module, ACTIVATIONS)
     if into is None or down is None or activation is None:
         return None
     gated = Gated(merged(into), merged(down), activation)
@@ -92,6 +124,35 @@ def gated_of(module: nn.Module) -> Gated | None:
         if theirs is None or not alike(ours, theirs):
             return None
     return gated
+
+
+@dataclass(frozen=True, slots=True)
+class Ungated:
+    """down(activation(up)), and what the module is given besides, which it adds, if `adds`."""
+
+    up: Linear
+    down: Linear
+    activation: UngatedActivation
+    adds: bool
+
+
+def ungated_of(module: nn.Module) -> Ungated | None:
+    """Return the MLP of two products that a module is."""
+    found = next((parts for names in _UNGATED if (parts := _linears(module, [names]))), None)
+    activation = _activation_of(module, UNGATED)
+    if found is None or activation is None:
+        return None
+    up, down = (merged([part]) for part in found)
+    x = _noise(_ROWS, up.weight.shape[1], up.weight)
+    residual = _noise(_ROWS, len(down.weight), x)
+    largest = up(x).abs().max().float().clamp(min=1e-2)
+    adds = _called(module, x) is None
+    for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them
+        ours = down(UNGATED[activation](up(each)))
+        theirs = _called(module, each, residual) if adds else _called(module, each)
+        if theirs is None or not alike(ours + residual if adds else ours, theirs):
+            return None
+    return Ungated(up, down, activation, adds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +306,10 @@ def rope_table(rotation: Passage, positions: Tensor, max_len: int) -> Tensor | N
 def merged(parts: Sequence[nn.Linear]) -> Linear:
     """Return layers of one input as one, whose memory they share from then on."""
     first = parts[0]
+    if isinstance(first, Conv1D):  # one that has its weight transposed
+        weight = first.weight.data.T.contiguous()
+        first.weight.data = weight.T
+        return Linear(weight, first.bias.data)
     if len(parts) == 1:
         summed: Any = first.forward
         ranks = summed.ranks if isinstance(summed, Summed) else None
@@ -296,16 +361,16 @@ def _head_norms(module: nn.Module, head_dim: int) -> tuple[Tensor | None, Tensor
 def _linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Linear] | None:
     """Return the plain linear layers that a module has under one of the names; None: there are none."""
     for each in names:
-        found = [getattr(module, name, None) for name in each]
-        if all(type(part) is nn.Linear and part.weight.dtype in _TOLERANCE for part in found):
+        found: Any = [getattr(module, name, None) for name in each]
+        if all(isinstance(part, nn.Linear | Conv1D) and part.weight.dtype in _TOLERANCE for part in found):
             # Of divided ones, those that are summed alone are what they are by their weights.
             forwards = [vars(part).get("forward") for part in found]
             last = isinstance(forwards[0], Summed) and len(found) == 1
-            return found if last or not any(forwards) else None  # type: ignore[return-value]
+            return found if last or not any(forwards) else None
     return None
 
 
-def _activation_of(module: nn.Module) -> Activation | None:
+def _activation_of(module: nn.Module, among: Mapping[Name, Callable[[Tensor], Tensor]]) -> Name | None:
     function: Callable[[Tensor], Tensor] | None = next(
         (getattr(module, name) for name in _ACTIVATION if callable(getattr(module, name, None))), None
     )
@@ -316,7 +381,7 @@ def _activation_of(module: nn.Module) -> Activation | None:
         theirs = function(x)
     except Exception:  # it may want anything
         return None
-    for name, ours in ACTIVATIONS.items():
+    for name, ours in among.items():
         if isinstance(theirs, Tensor) and torch.allclose(ours(x), theirs, rtol=0, atol=2e-6):
             return name
     return None
@@ -327,10 +392,10 @@ def _noise(rows: int, columns: int, like: Tensor) -> Tensor:
     return torch.randn(rows, columns, device=like.device, generator=generator).to(like.dtype)
 
 
-def _called(module: nn.Module, x: Tensor) -> Tensor | None:
-    """Return what a module gives of x; None where it takes or gives something else."""
+def _called(module: nn.Module, *given: Tensor) -> Tensor | None:
+    """Return what a module gives of tensors; None where it takes or gives something else."""
     try:
-        out = module(x)
+        out = module(*given)
     except Exception:  # modelling code may want anything
         return None
     return out if isinstance(out, Tensor) else None

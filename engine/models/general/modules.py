@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.engine.models.general.matching import Attending, Gated, Norm, Router
+from quire.engine.models.general.matching import Attending, CentredNorm, Gated, Norm, Router, Ungated
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import Hidden
@@ -22,6 +22,33 @@ class NormModule:
     def __call__(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self._backend.rms_norm(rows, self._norm.weight, self._norm.eps).view(hidden_states.shape)
+
+
+class CentredNormModule:
+    """x [..., H] -> [..., H]."""
+
+    def __init__(self, norm: CentredNorm, backend: Backend) -> None:
+        self._norm, self._layer_norm = norm, backend.layer_norm
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        norm, rows = self._norm, hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self._layer_norm(rows, norm.weight, norm.bias, norm.eps).view(hidden_states.shape)
+
+
+class UngatedModule:
+    """x [..., H] -> [..., H], plus what it is given besides, if it is one that adds."""
+
+    def __init__(self, ungated: Ungated, backend: Backend) -> None:
+        self._ungated, self._backend = ungated, backend
+
+    def __call__(self, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = self.of(hidden_states.reshape(-1, hidden_states.shape[-1])).view(hidden_states.shape)
+        return out if residual is None else out + residual
+
+    def of(self, x: Tensor) -> Tensor:
+        """Compute x [T, H] -> [T, H]."""
+        ungated, backend = self._ungated, self._backend
+        return backend.linear(backend.activated_linear(x, ungated.up, ungated.activation), ungated.down)
 
 
 class GatedModule:
