@@ -16,11 +16,13 @@ from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.alone import (
     activated_linear,
     activated_linear_reference,
+    add_linear,
+    add_linear_reference,
     linear,
     linear_reference,
 )
 from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import wide_linear
+from quire.kernels.linear.operations import AddLayerNorm, wide_linear
 from quire.kernels.pointwise.activation import Activation, UngatedActivation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
@@ -57,9 +59,10 @@ class Backend:
     embed: Callable[..., Tensor] = embed_reference
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm_reference
-    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = layer_norm_reference
+    layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = layer_norm_reference
     linear: Callable[[Tensor, Linear], Tensor] = linear_reference
     activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
+    add_linear: AddLayerNorm = add_linear_reference
     gated: Callable[[Tensor, Activation], Tensor] = gated_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
@@ -92,6 +95,7 @@ def triton_backend() -> Backend:
         layer_norm,
         linear,
         activated_linear,
+        add_linear,
         gated,
         route,
         wide_linear,

@@ -45,8 +45,9 @@ def linear_of_one(
     tiles = tiles_of_one(outputs, columns, gated=gated)
     _gemv_kernel[(triton.cdiv(outputs, tiles.rows),)](
         out, x, weight, bias, norm, eps,
-        OUTPUTS=outputs, COLUMNS=columns, ROWS=tiles.rows, CHUNK=tiles.chunk, GATED=gated, ADDED=added, KIND=activation,
-        num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1), **dependent_launch(x.device),
+        OUTPUTS=outputs, COLUMNS=columns, ROWS=tiles.rows, CHUNK=tiles.chunk, GATED=gated, ADDED=added,
+        KIND=activation, num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1),
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 
