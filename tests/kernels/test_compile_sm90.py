@@ -367,6 +367,7 @@ def plain_variants() -> dict[str, Case]:
         kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
         kind |= {} if name.endswith("slopes") else {"slopes": None}
         kind = {argument: value for argument, value in kind.items() if argument in kernel.arg_names}
+        types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
         types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.

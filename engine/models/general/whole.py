@@ -105,7 +105,9 @@ def _parts(seen: SeenLayer, attending: Attending) -> tuple[Attending, nn.Module,
     residual = whole.into + attention.out
     between = _following(seen.children, residual)
     mlp = None if between is None else _following(seen.children, between.out)
-    if between is None or mlp is None or not torch.equal(residual + mlp.out, whole.out):
+    if between is None or mlp is None or mlp.out.shape != residual.shape:
+        return None
+    if not torch.equal(residual + mlp.out, whole.out):
         return None
     return attending, before.module, between.module, mlp.module
 
