@@ -17,7 +17,7 @@ from quire.kernels.attention.kv_tile import load_blocks
 from quire.kernels.formats.layer_cache import LayerCache
 
 MOST_HEADS = 128
-TILE_BYTES = 1 << 14
+TILE_BYTES, MOST_KEYS = 1 << 14, 128  # of a tile
 PROGRAMS = 1024  # that a device is full with
 
 
@@ -70,7 +70,7 @@ def index_scores(queries: IndexQueries, block_tables: Tensor, cache: LayerCache,
 def program(heads: int, width: int, dtype: torch.dtype) -> tuple[dict[str, int], dict[str, int]]:
     """Return the sizes of a program of the kernel, and how it is compiled."""
     lanes, dim = (max(16, triton.next_power_of_2(size)) for size in (heads, width))
-    tile = max(16, TILE_BYTES // (dim * dtype.itemsize))
+    tile = min(max(16, TILE_BYTES // (dim * dtype.itemsize)), MOST_KEYS)
     sizes = {"HEADS": heads, "LANES": lanes, "WIDTH": width, "DIM": dim, "TILE": tile}
     stages = 3 if dtype.itemsize == 2 else 2
     return sizes, {"num_warps": 4 if lanes <= 64 else 8, "num_stages": stages}
