@@ -1,4 +1,4 @@
-"""Attention to latents of 512 + 64 numbers compiles for every GPU, present or not, and fits its memory.
+"""Attention to latents of 512 + 64 numbers and indexers' scores compile for every GPU, and fit its memory.
 
 Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script.
 """
@@ -16,6 +16,7 @@ import torch
 from compiled import Case, ptx_and_shared, shared_bytes
 from gpus import GPUS
 
+from quire.kernels.attention import index_scores
 from quire.kernels.attention.latent import decode, prefill
 from quire.kernels.attention.latent.tile import latent_tiles
 from quire.kernels.gpu import Gpu
@@ -31,9 +32,10 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
     for dtype, name in NAMES.items():
         types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
         types |= dict.fromkeys(("partials", "lse"), "*fp32") | dict.fromkeys(("q", "kv", "out"), f"*{name}")
-        for kernel, rows in ((decode._decode_kernel, 1), (prefill._prefill_kernel, 64)):
+        decodes, prompts = (decode._decode_kernel, 1, False), (prefill._prefill_kernel, 64, False)
+        for kernel, rows, few in (decodes, prompts, (decode._decode_kernel, 1, True)):
             for heads in HEADS:
-                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype)
+                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype, few=few)
                 constants = {
                     "HEADS": heads, "GROUP": tiles.group, "LANES": tiles.lanes, "BLOCK_SIZE": 16,
                     "LATENT": LATENT, "WIDTH": WIDTH, "DIM": tiles.dim, "REST_DIM": tiles.rest_dim,
@@ -43,7 +45,22 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
                 aligned += [each for each in kernel.arg_names if each.endswith("_stride")]
                 options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
                 case = Case(ASTSource, kernel, constants, types | {"scale_log2": "fp32"}, aligned, options)
-                yield f"{kernel.fn.__name__} of {heads} in {name}", case
+                yield f"{kernel.fn.__name__} of {heads} in {name}{' of few' if few else ''}", case
+        yield from index_cases(dtype, name)
+
+
+def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
+    """Yield what scores with an indexer's heads, as many as models have and as many as are allowed."""
+    from triton.compiler import ASTSource
+
+    types = dict.fromkeys(("block_tables", "rows", "positions"), "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("scores", "weights"), "*fp32") | dict.fromkeys(("q", "kv"), f"*{name}")
+    kernel = index_scores._scores_kernel
+    aligned = [each for each, kind in types.items() if kind[0] == "*"] + ["block_stride", "slot_stride"]
+    for heads in (64, index_scores.MOST_HEADS):
+        sizes, options = index_scores.program(heads, 128, dtype)
+        case = Case(ASTSource, kernel, {**sizes, "BLOCK_SIZE": 16}, types, aligned, options)
+        yield f"_scores_kernel of {heads} in {name}", case
 
 
 def bytes_on_each() -> dict[str, dict[str, int]]:
@@ -74,8 +91,12 @@ def test_by_matrix_products() -> None:
     assert apart("instructions") == {
         "_decode_kernel of 16 in bf16": "mma",
         "_decode_kernel of 128 in bf16": "wgmma",
+        "_decode_kernel of 16 in bf16 of few": "mma",
+        "_decode_kernel of 128 in bf16 of few": "wgmma",
         "_prefill_kernel of 16 in bf16": "wgmma",
         "_prefill_kernel of 128 in bf16": "wgmma",
+        "_scores_kernel of 64 in bf16": "wgmma",
+        "_scores_kernel of 128 in bf16": "wgmma",
     }
 
 
