@@ -32,9 +32,10 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
     for dtype, name in NAMES.items():
         types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
         types |= dict.fromkeys(("partials", "lse"), "*fp32") | dict.fromkeys(("q", "kv", "out"), f"*{name}")
-        for kernel, rows in ((decode._decode_kernel, 1), (prefill._prefill_kernel, 64)):
+        decodes, prompts = (decode._decode_kernel, 1, False), (prefill._prefill_kernel, 64, False)
+        for kernel, rows, few in (decodes, prompts, (decode._decode_kernel, 1, True)):
             for heads in HEADS:
-                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype)
+                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype, few=few)
                 constants = {
                     "HEADS": heads, "GROUP": tiles.group, "LANES": tiles.lanes, "BLOCK_SIZE": 16,
                     "LATENT": LATENT, "WIDTH": WIDTH, "DIM": tiles.dim, "REST_DIM": tiles.rest_dim,
@@ -44,7 +45,7 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
                 aligned += [each for each in kernel.arg_names if each.endswith("_stride")]
                 options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
                 case = Case(ASTSource, kernel, constants, types | {"scale_log2": "fp32"}, aligned, options)
-                yield f"{kernel.fn.__name__} of {heads} in {name}", case
+                yield f"{kernel.fn.__name__} of {heads} in {name}{' of few' if few else ''}", case
         yield from index_cases(dtype, name)
 
 
@@ -101,6 +102,8 @@ def test_by_matrix_products() -> None:
     assert apart("instructions") == {
         "_decode_kernel of 16 in bf16": "mma",
         "_decode_kernel of 128 in bf16": "wgmma",
+        "_decode_kernel of 16 in bf16 of few": "mma",
+        "_decode_kernel of 128 in bf16 of few": "wgmma",
         "_prefill_kernel of 16 in bf16": "wgmma",
         "_prefill_kernel of 128 in bf16": "wgmma",
         "_scores_kernel of 64 in bf16": "wgmma",

@@ -163,6 +163,18 @@ def test_every_gpu_has_room_for_tiles_of_latents_as_they_are(gpu, dtype: torch.d
             assert tiles.group <= tiles.lanes and tiles.head_blocks(heads) * tiles.group >= heads
 
 
+def test_tiles_are_those_that_were_quickest_on_hopper() -> None:
+    """Others keep what they had: it was not measured there."""
+
+    def shape(name: str, heads: int, rows: int, *, few: bool = False) -> tuple[int, ...]:
+        tiles = latent_tiles(KNOWN[name], heads, rows, 576, 512, torch.bfloat16, few=few)
+        return tiles.lanes, tiles.keys, tiles.stages, tiles.warps
+
+    assert shape("H100", 16, 8192) == shape("H100", 128, 8192) == shape("H100", 128, 1) == (64, 64, 2, 8)
+    assert shape("H100", 16, 1) == (16, 32, 3, 4) and shape("H100", 16, 1, few=True) == (16, 64, 3, 8)
+    assert shape("A100", 16, 8192) == (64, 32, 3, 8) and shape("A100", 16, 1, few=True) == (16, 32, 3, 4)
+
+
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
     shape = SHAPES[0]
     made_step = step(shape, torch.float32, device, newest=False)

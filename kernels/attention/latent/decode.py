@@ -9,6 +9,7 @@ from torch import Tensor
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
 from quire.kernels.attention.kv_tile import LOG2_E, LOWEST, load_blocks
 from quire.kernels.attention.latent.tile import (
+    MOST_LANES,
     attend_to_tile,
     check_latent_inputs,
     latent_tiles,
@@ -16,6 +17,7 @@ from quire.kernels.attention.latent.tile import (
 )
 from quire.kernels.attention.softmax import load_of_heads
 from quire.kernels.attention.splits import (
+    MAX_SPLITS,
     DecodeWorkspace,
     SplitPartials,
     merge_splits,
@@ -45,7 +47,9 @@ def decode_latents(
     if count == 0:
         return
     heads, width = q.shape[1:]
-    tiles = latent_tiles(gpu_of(q.device), heads, 1, width, cache.latent, q.dtype)
+    gpu, parts = gpu_of(q.device), triton.cdiv(heads, MOST_LANES)
+    few = count * parts * MAX_SPLITS <= gpu.multiprocessors
+    tiles = latent_tiles(gpu, heads, 1, width, cache.latent, q.dtype, few=few)
     parts = tiles.head_blocks(heads)
     max_tiles = triton.cdiv(batch.block_tables.shape[1] * cache.block_size, tiles.keys)
     room = min(workspace.lse.numel() // heads, workspace.partials.numel() // (heads * cache.latent)) // count
