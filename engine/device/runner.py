@@ -349,7 +349,8 @@ class ModelRunner:
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
         if size is None:
-            hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()), spans)
+            longest, chunks = int(plan.query_lens.max()), self._chunks(plan)
+            hidden = self._forward(*split_mixed(uploaded), longest, spans, chunks)
         else:
             (hidden,) = size.run()
         return hidden, drawn, list(arrays)
@@ -360,13 +361,16 @@ class ModelRunner:
         newest: NewestInputs[Tensor] | None,
         max_query_len: int | None = None,
         spans: tuple[Span, ...] | None = None,
+        chunks: tuple[Span, ...] = (),
     ) -> Tensor:
         """Compute a mixed step; return the hidden states [R, H] of its newest tokens, or of all [T, H].
 
-        `max_query_len`: of the longest chunk, if it is known. spans: as `_decode` has them.
+        `max_query_len`: of the longest chunk, if it is known; `chunks`: all of them, if they are. spans: as
+        `_decode` has them.
         """
         batch, *others = [
-            self._mixed_batch(group, inputs, newest, max_query_len) for group in range(len(self.tables))
+            self._mixed_batch(group, inputs, newest, max_query_len, chunks)
+            for group in range(len(self.tables))
         ]
         batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
         if spans is not None:
@@ -379,6 +383,7 @@ class ModelRunner:
         inputs: MixedInputs[Tensor],
         newest: NewestInputs[Tensor] | None,
         max_query_len: int | None,
+        chunks: tuple[Span, ...],
     ) -> ForwardBatch:
         """Return a mixed step as the layers of a cache group take it."""
         ahead = None
@@ -399,6 +404,7 @@ class ModelRunner:
                 query_starts=inputs.query_starts,
                 context_lens=inputs.chunk_context_lens,
                 max_query_len=max_query_len or len(inputs.token_ids),
+                spans=chunks,
             ),
             newest=ahead,
         )
@@ -412,6 +418,13 @@ class ModelRunner:
             return None
         each = (plan.rows, plan.query_lens, plan.context_lens)
         return tuple(map(Span, *(array.tolist() for array in each)))
+
+    def _chunks(self, plan: StepPlan) -> tuple[Span, ...]:
+        """Return what `PrefillBatch.spans` is to be, for layers of latents."""
+        if not any(spec.latent for spec in self.model.config.cache_specs):
+            return ()
+        each = (plan.rows, plan.query_lens, plan.context_lens)
+        return tuple(map(Span, *(array[plan.num_decodes :].tolist() for array in each)))
 
     def _moves(self, plan: StepPlan) -> MoveInputs[Int32]:
         entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns

@@ -96,6 +96,12 @@ class PrefillBatch:
     query_starts: Tensor  # [P + 1] i32, rising, from the number of decode tokens to that of all tokens
     context_lens: Tensor  # [P] i32, cached tokens after this step; 0 pads
     max_query_len: int
+    spans: tuple[Span, ...] = ()  # the P rows, if the host knows them
+
+    @property
+    def may_continue(self) -> bool:
+        """Whether a row may have a context before its queries."""
+        return not self.spans or any(span.context_len > span.tokens for span in self.spans)
 
 
 class Span(NamedTuple):

@@ -1,4 +1,5 @@
-"""Attention to latents of 512 + 64 numbers and indexers' scores compile for every GPU, and fit its memory.
+"""Attention to latents of 512 + 64 numbers, and to heads made of them, and scores of indexers, compile for
+every GPU, and fit.
 
 Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script.
 """
@@ -17,12 +18,20 @@ from compiled import Case, ptx_and_shared, shared_bytes
 from gpus import GPUS
 
 from quire.kernels.attention.index import best, rotation, scores
-from quire.kernels.attention.latent import decode, prefill
+from quire.kernels.attention.latent import decode, expanded, prefill
 from quire.kernels.attention.latent.tile import latent_tiles
 from quire.kernels.gpu import Gpu
 
 WIDTH, LATENT = 576, 512
 HEADS = (16, 128)
+INDEX_HEADS = (64, scores.MOST_HEADS)
+SIZES = ((128, 64, 128), (192, 64, 256))  # of DeepSeek's heads, and of GLM-4.7 Flash's
+KERNELS = (
+    ("decodes", decode._decode_kernel, 1),
+    ("few decodes", decode._decode_kernel, 1),
+    ("chunks", prefill._prefill_kernel, 64),
+    ("what was before chunks", prefill._prefill_kernel, 64),
+)
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -32,20 +41,23 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
     for dtype, name in NAMES.items():
         types = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens", "order"), "*i32")
         types |= dict.fromkeys(("partials", "lse"), "*fp32") | dict.fromkeys(("q", "kv", "out"), f"*{name}")
-        decodes, prompts = (decode._decode_kernel, 1, False), (prefill._prefill_kernel, 64, False)
-        for kernel, rows, few in (decodes, prompts, (decode._decode_kernel, 1, True)):
+        for label, kernel, rows in KERNELS:
             for heads in HEADS:
-                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype, few=few)
+                tiles = latent_tiles(gpu, heads, rows, WIDTH, LATENT, dtype, few=label == "few decodes")
                 constants = {
                     "HEADS": heads, "GROUP": tiles.group, "LANES": tiles.lanes, "BLOCK_SIZE": 16,
                     "LATENT": LATENT, "WIDTH": WIDTH, "DIM": tiles.dim, "REST_DIM": tiles.rest_dim,
                     "TILE": tiles.keys, "CHUNKED": False, "softcap_log2": None, "sinks": None, "slopes": None,
                 }  # fmt: skip
+                if label == "chunks":
+                    constants["lse"] = None
                 aligned = [each for each, kind in types.items() if kind[0] == "*"]
                 aligned += [each for each in kernel.arg_names if each.endswith("_stride")]
                 options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
                 case = Case(ASTSource, kernel, constants, types | {"scale_log2": "fp32"}, aligned, options)
-                yield f"{kernel.fn.__name__} of {heads} in {name}{' of few' if few else ''}", case
+                yield f"{label}, {heads} heads in {name}", case
+        for sizes in SIZES:
+            yield f"heads of {sizes} in {name}", expanded_case(gpu, sizes, dtype)
         yield from index_cases(dtype, name)
 
 
@@ -68,10 +80,25 @@ def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
         constants = {**turned, "INTERLEAVED": interleaved}
         case = Case(ASTSource, rotation._rotate_kernel, constants, given, given, {"num_warps": 4})
         yield f"_rotate_kernel {interleaved} in {name}", case
-    for heads in (64, scores.MOST_HEADS):
+    for heads in INDEX_HEADS:
         sizes, options = scores.program(heads, 128, dtype)
         case = Case(ASTSource, kernel, {**sizes, "BLOCK_SIZE": 16}, types, aligned, options)
         yield f"_scores_kernel of {heads} in {name}", case
+
+
+def expanded_case(gpu: Gpu, sizes: tuple[int, int, int], dtype: torch.dtype) -> Case:
+    from triton.compiler import ASTSource
+
+    tiles = expanded.expanded_tiles(gpu, *sizes, dtype)
+    assert tiles is not None
+    types = {"query_starts": "*i32", "lse": "*fp32"}
+    types |= dict.fromkeys(("out", "q", "heads", "rotated"), f"*{NAMES[dtype]}")
+    constants = {"HEADS": 16, "QUERIES": tiles.queries, "TILE": tiles.keys, "key_starts": None}
+    for name, size in zip(("PLAIN", "REST", "VALUE"), sizes, strict=True):
+        constants |= {name: size, f"{name}_DIM": expanded.padded(size)}
+    aligned = [*types, "q_head_stride", "q_stride", "rotated_stride"]
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return Case(ASTSource, expanded._kernel, constants, types | {"scale_log2": "fp32"}, aligned, options)
 
 
 def bytes_on_each() -> dict[str, dict[str, int]]:
@@ -99,16 +126,11 @@ def test_they_fit_each_gpu() -> None:
 
 
 def test_by_matrix_products() -> None:
-    assert apart("instructions") == {
-        "_decode_kernel of 16 in bf16": "mma",
-        "_decode_kernel of 128 in bf16": "wgmma",
-        "_decode_kernel of 16 in bf16 of few": "mma",
-        "_decode_kernel of 128 in bf16 of few": "wgmma",
-        "_prefill_kernel of 16 in bf16": "wgmma",
-        "_prefill_kernel of 128 in bf16": "wgmma",
-        "_scores_kernel of 64 in bf16": "wgmma",
-        "_scores_kernel of 128 in bf16": "wgmma",
-    }
+    """Of few lanes by a warp's, of others by those of four together."""
+    found = apart("instructions")
+    few = [name for name in found if name.endswith("decodes, 16 heads in bf16")]
+    assert len(few) == 2 and len(found) == len(KERNELS) * len(HEADS) + len(SIZES) + len(INDEX_HEADS)
+    assert found == {name: "mma" if name in few else "wgmma" for name in found}
 
 
 def apart(function: str) -> dict:

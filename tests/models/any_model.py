@@ -129,7 +129,7 @@ class _Nothing:
     """Stands for attention that is kernels on a GPU."""
 
     def __call__(self, layer: int, call: Call) -> Tensor:
-        return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.v.shape[-1])
+        return call.v.new_zeros(1, call.q.shape[1], call.q.shape[0], call.value_dim)
 
     def choose(self, layer: int, indexer: Indexer) -> Any:
         return EVERY

@@ -252,7 +252,8 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "kind", ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash", "llama4_text", "bloom", "deepseek_v3"]
+    "kind",
+    ["olmo2", "gemma2", "qwen3_moe", "mimo_v2_flash", "llama4_text", "bloom", "starcoder2", "deepseek_v3"],
 )
 def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
     """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""

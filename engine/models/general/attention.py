@@ -17,10 +17,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.config import MAX_GROUP
 from quire.engine.models.general.indexer import Indexer
-from quire.engine.models.general.latent import Sizes, latent_of
+from quire.engine.models.general.latent import latent_of
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.chosen import Chosen
+from quire.kernels.attention.latent.expansion import Expansion
 
 NAME = "quire"
 # Keywords that say nothing of what attention is, or what `Call` has fields for.
@@ -46,8 +47,9 @@ EVERY: Any = _Every()
 class Call:
     """A module's attention: q [Hq, T, D], k [Hkv, T, D] and v [Hkv, T, Dv], normed and rotated.
 
-    softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them. latent: v
-    are the first numbers of k, of which Hkv is 1. chosen: what is attended to, None: all that is seen.
+    softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them. expansion:
+    makes k and v of each query head of what k and v are, latents, of which Hkv is 1 and v are the first
+    numbers of k. chosen: what is attended to, None: all that is seen.
     """
 
     q: Tensor
@@ -58,14 +60,19 @@ class Call:
     softcap: float = 0.0
     sinks: Tensor | None = None
     slopes: Tensor | None = None
-    latent: Sizes | None = None
+    expansion: Expansion | None = None
     chosen: Chosen | None = None
 
     @property
     def head_dim(self) -> int:
         """Numbers of a vector in the cache: as many for a key as for a value, and no odd number."""
-        most = max(self.q.shape[-1], self.v.shape[-1])
+        most = max(self.q.shape[-1], self.v.shape[-1]) if self.expansion is None else self.k.shape[-1]
         return most + most % 2
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of what a query head attends to."""
+        return self.v.shape[-1] if self.expansion is None else self.expansion.value
 
     @property
     def plain(self) -> bool:
@@ -76,9 +83,10 @@ class Call:
     def shape(self) -> AttentionShape:
         """Return what the attention is, whatever the tokens."""
         shape = AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, self.plain)
-        if self.latent is None:
+        if self.expansion is None:
             return shape
-        return replace(shape, latent=self.latent.latent, projected=self.latent.head_dim)
+        projected = max(self.q.shape[-1], self.expansion.value)
+        return replace(shape, latent=self.expansion.latent, projected=projected)
 
 
 class Attention(Protocol):
@@ -122,7 +130,7 @@ def attend(
         raise UnsupportedAttention("it sees what comes later")
     scale, latent = given.get("scaling"), latent_of(module)
     call = Call(
-        q=query[0] if latent is None else latent.queries(query[0]),
+        q=query[0],
         k=key[0],
         v=value[0],
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -130,7 +138,7 @@ def attend(
         softcap=given.get("softcap") or 0.0,
         sinks=given.get("s_aux"),
         slopes=given.get("alibi_slopes"),
-        latent=None if latent is None else latent.sizes,
+        expansion=None if latent is None else latent.expansion(query.shape[1]),
         chosen=chosen,
     )
     attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
@@ -138,7 +146,7 @@ def attend(
         raise UnsupportedAttention("its attention does not know which layer it is of")
     layer: int = module.layer_idx  # type: ignore[assignment]
     if latent is not None:
-        return latent.values(attention(layer, call)), None
+        return attention(layer, call), None
     spread = _spread(call)
     out = attention(layer, spread)
     if spread is not call:
@@ -188,7 +196,7 @@ class Recorder:
         if call.k.shape[1] != tokens:
             raise UnsupportedAttention(f"it attends to something else than its tokens in layer {layer}")
         self.calls.append((layer, call))
-        return call.v.new_empty(1, tokens, heads, call.v.shape[-1])
+        return call.v.new_empty(1, tokens, heads, call.value_dim)
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         raise NotImplementedError("a dry run is of the model's own code")

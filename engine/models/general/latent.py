@@ -1,7 +1,7 @@
 """Multi-head latent attention over a cache of latents (DeepSeek-V2; Kimi, GLM, MiniCPM3 and others have it).
 
-Transformers' modules expand a token's latent to keys and values of each head. Here it is kept and attended
-to as it is, one vector for all heads, and the matrix that expands it goes to the queries instead, and to what
+Transformers' modules expand a token's latent to keys and values of each head. Here it is kept as it is, one
+vector for all heads. To attend to it so, the matrix that expands it goes to the queries instead, and to what
 they attended to: (W_k c) · q = c · (W_kᵀ q), and a sum of W_v c is W_v of the sum of c.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.general.unsupported import UnsupportedAttention
+from quire.kernels.attention.latent.expansion import Expansion
 
 MOST_LATENT = 512  # numbers of a value, which the kernels take, and of what is behind it
 MOST_REST = 128
@@ -47,27 +48,15 @@ class Latent:
         """Stand for the module's `expand_kv`: give [1, 1, T, …] as keys and values of one head."""
         return torch.cat((latent, rotated), dim=-1), latent
 
-    def queries(self, q: Tensor) -> Tensor:
-        """Return queries [H, T, plain + rotated] of keys as queries of latents [H, T, latent + rotated]."""
-        sizes, weight = self.sizes, self._weight(q.shape[0])
-        plain, rotated = q.split([sizes.plain, sizes.rotated], dim=-1)
-        return torch.cat((plain @ weight[:, : sizes.plain], rotated), dim=-1)
-
-    def values(self, attended: Tensor) -> Tensor:
-        """Return sums of values [1, T, H, value] of sums of latents [1, T, H, latent]."""
-        heads = attended[0].transpose(0, 1)
-        weight = self._weight(len(heads))[:, self.sizes.plain :]
-        return (heads @ weight.mT).transpose(0, 1)[None]
-
-    def _weight(self, heads: int) -> Tensor:
-        """Return what expands latents, [H, plain + value, latent]."""
+    def expansion(self, heads: int) -> Expansion:
+        """Return what expands latents, to keys for queries of so many heads."""
         weight: Tensor = self._module.kv_b_proj.weight
         rows = self.sizes.plain + self.sizes.value
         if weight.shape[0] != heads * rows:
             raise UnsupportedAttention(
                 f"a rank has queries of {heads} heads and keys of {weight.shape[0] // rows}"
             )
-        return weight.unflatten(0, (heads, rows))
+        return Expansion(weight.unflatten(0, (heads, rows)), self.sizes.plain)
 
 
 def give_latents(model: nn.Module) -> None:

@@ -63,7 +63,7 @@ class Noise:
         if layer not in self.attended:
             device = call.v.device
             generator = torch.Generator(device).manual_seed(layer)
-            noise = torch.randn(tokens, heads * call.v.shape[-1], device=device, generator=generator)
+            noise = torch.randn(tokens, heads * call.value_dim, device=device, generator=generator)
             self.attended[layer] = (noise * call.v.float().std()).to(call.v.dtype)
             self.calls[layer] = call
         return self.attended[layer].view(1, tokens, heads, -1)

@@ -26,6 +26,7 @@ from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
 from quire.kernels.attention.chosen import attend_to_chosen
 from quire.kernels.attention.index.operations import KERNELS, IndexOperations
+from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
 from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.formats.layer_cache import LayerCache
@@ -124,13 +125,18 @@ class PagedAttention:
         attention = self._layers[layer]
         if not call.plain:
             attention = replace(attention, softcap=call.softcap, sinks=call.sinks, slopes=call.slopes)
-        kept = (call.k,) if call.latent is not None else (call.k, call.v)
-        parts = [_filled(part, attention.head_dim) for part in (call.q, *kept)]
-        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
-        batch, cache = self._batches[layer], self._caches[layer]
+        batch, cache, expansion = self._batches[layer], self._caches[layer], call.expansion
+        if (
+            expansion is not None
+            and call.chosen is None
+            and takes_expanded(self._gpu, batch, attention, expansion, call.q.dtype)
+        ):
+            latents = _filled(call.k, attention.head_dim)[0]
+            return attend_by_expanding(call.q, latents, expansion, batch, attention, cache)[None]
+        qkv = _projected(call, attention.head_dim)
         if call.chosen is None:
             out = whole(self._kernels[layer].run(qkv, batch, attention, cache))
-        elif call.latent is not None and self._gpu.has_kernels:
+        elif expansion is not None and self._gpu.has_kernels:
             assert self._rows is not None
             out = attend_to_chosen_latents(qkv, batch, self._rows, attention, cache, call.chosen)
         else:
@@ -142,7 +148,24 @@ class PagedAttention:
 
             out = attend_to_chosen(qkv, batch, self._rows, attention, cache, call.chosen, plan)
         heads, tokens, _ = call.q.shape
-        return out.view(1, tokens, heads, attention.value_dim)[..., : call.v.shape[-1]]
+        out = out.view(tokens, heads, attention.value_dim)
+        if expansion is None:
+            return out[None, ..., : call.value_dim]
+        values = out.new_empty(1, tokens, heads, expansion.value)
+        expansion.values(out, values[0])
+        return values
+
+
+def _projected(call: Call, head_dim: int) -> Tensor:
+    """Return queries, and what is kept of tokens, side by side as a projection [T, …] would give them."""
+    if call.expansion is None:
+        parts = [_filled(part, head_dim) for part in (call.q, call.k, call.v)]
+        return torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
+    heads, tokens, _ = call.q.shape
+    rows = call.q.new_empty(tokens, heads + 1, head_dim)
+    call.expansion.queries(call.q, rows[:, :heads])
+    rows[:, heads] = _filled(call.k, head_dim)[0]
+    return rows.flatten(1)
 
 
 def _filled(heads: Tensor, head_dim: int) -> Tensor:

@@ -2,18 +2,26 @@
 
 As `attention.attend` has it, but qkv [T, (Hq + 1) D] are queries, then the token's latent, all as they are to
 be; returned is [T, Hq Dv].
+
+Prompts may be attended to by expanded heads instead: for each query, key and head a product is then of as
+many numbers as these have (192 and 128 in DeepSeek), and not of a latent (576 and 512). What expands a
+token's latent would have gone to its query and to what it attended to.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.kernels.attention.attend import room_for
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.attention.latent.decode import decode_latents
+from quire.kernels.attention.latent.expanded import Expanded, attend_to_expanded, expanded_tiles
+from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.attention.latent.prefill import prefill_latents
 from quire.kernels.attention.latent.write import write_latents
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import Gpu
 
 
 def attend_to_latents(qkv: Tensor, batch: ForwardBatch, layer: AttentionLayer, cache: LayerCache) -> Tensor:
@@ -35,6 +43,55 @@ def attend_newest_to_latents(
     out = room_for(q, layer)
     decode_latents(q, out, batch.newest.queries, layer, cache)
     return out.flatten(1)
+
+
+def takes_expanded(
+    gpu: Gpu, batch: ForwardBatch, layer: AttentionLayer, expansion: Expansion, dtype: torch.dtype
+) -> bool:
+    """Tell whether `attend_by_expanding` takes a step, and is quicker."""
+    rotated = layer.head_dim - expansion.latent
+    return (
+        gpu.has_kernels
+        and batch.prefill is not None
+        and batch.newest is None
+        and layer.plain
+        and not layer.window
+        and expansion.plain + expansion.value < 2 * expansion.latent
+        and expanded_tiles(gpu, expansion.plain, rotated, expansion.value, dtype) is not None
+    )
+
+
+def attend_by_expanding(
+    q: Tensor,
+    latents: Tensor,
+    expansion: Expansion,
+    batch: ForwardBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+) -> Tensor:
+    """Write latents [T, D], and attend from q [Hq, T, plain + rotated] -> [T, Hq, value].
+
+    Chunks attend to their own tokens by expanded heads, and to earlier ones as decodes do: to latents.
+    """
+    prefill, tokens = batch.prefill, len(latents)
+    assert prefill is not None
+    write_latents(latents, batch.slots, cache)
+    out = latents.new_empty(tokens, layer.num_heads, expansion.value)
+    continues = prefill.may_continue
+    of_latents = tokens if continues else min(len(batch.decode.rows), tokens)  # decodes come first
+    lse = None
+    if of_latents:
+        queries = latents.new_empty(of_latents, layer.num_heads, layer.head_dim)
+        expansion.queries(q[:, :of_latents], queries)
+        attended = room_for(queries, layer)
+        if continues:
+            lse = torch.full((tokens, layer.num_heads), float("-inf"), device=q.device)
+            prefill_latents(queries, attended, prefill, layer, cache, lse)
+        decode_latents(queries, attended, batch.decode, layer, cache)
+        expansion.values(attended, out[:of_latents])
+    own = Expanded(expansion.expand(latents[:, : layer.latent]), latents[:, layer.latent :])
+    attend_to_expanded(q, out, lse, own, expansion, prefill.query_starts, layer)
+    return out
 
 
 def _write(qkv: Tensor, batch: ForwardBatch, layer: AttentionLayer, cache: LayerCache) -> Tensor:

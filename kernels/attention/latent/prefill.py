@@ -21,13 +21,20 @@ from quire.kernels.gpu import gpu_of
 
 
 def prefill_latents(
-    q: Tensor, out: Tensor, batch: PrefillBatch, layer: AttentionLayer, cache: LayerCache
+    q: Tensor,
+    out: Tensor,
+    batch: PrefillBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    lse: Tensor | None = None,
 ) -> None:
     """Attend causally from the newest tokens of several rows to their contexts, to `out` [T, Hq, Dv].
 
     q [T, Hq, D]; as `attention.prefill.prefill` does. Each latent is read once for all heads of some tokens,
     of which a product has as many numbers as a latent: dearer than with keys of each head, which in return
-    take no product to expand.
+    take no product to expand. With lse [T, Hq] fp32, and no window, only what a row's context has before its
+    newest tokens is attended to: lse gets the log-sum-exps (base 2) of scores, and is left alone, as `out`,
+    of rows that have nothing there.
     """
     check_latent_inputs(q, out, layer, cache)
     tokens, heads, width = q.shape
@@ -38,7 +45,7 @@ def prefill_latents(
     tiles = latent_tiles(gpu_of(q.device), heads, longest, width, cache.latent, q.dtype)
     queries = tiles.lanes // tiles.group
     _prefill_kernel[tokens // queries + count, tiles.head_blocks(heads)](
-        out, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens, count,
+        out, lse, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens, count,
         layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks, layer.slopes,
         q.stride(0), batch.block_tables.stride(0), cache.kv.stride(0), cache.kv.stride(3),
         HEADS=heads, GROUP=tiles.group, LANES=tiles.lanes, BLOCK_SIZE=cache.block_size, LATENT=cache.latent,
@@ -50,6 +57,7 @@ def prefill_latents(
 @triton.jit(do_not_specialize=["num_sequences", "window"])
 def _prefill_kernel(
     out: tl.tensor,
+    lse: tl.tensor,
     q: tl.tensor,
     kv: tl.tensor,
     block_tables: tl.tensor,
@@ -91,6 +99,10 @@ def _prefill_kernel(
     context_len = tl.load(context_lens + sequence)
     first_position = context_len - query_len + first_query
     end = tl.minimum(first_position + QUERIES, context_len)  # one past the last position
+    if lse is not None:
+        end = context_len - query_len
+        if end <= 0:
+            return
 
     lane = tl.arange(0, LANES)
     query = first_query + lane // GROUP
@@ -118,6 +130,9 @@ def _prefill_kernel(
         first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
         masked_tile = first_tile
     position = first_position + lane // GROUP
+    if lse is not None:  # all see as much as one that was ahead of them would
+        masked_tile = end // TILE
+        position = tl.minimum(position, end - 1)
     blocks = load_blocks(table, first_tile * TILE, context_len, BLOCK_SIZE, TILE)
     for tile in range(first_tile, masked_tile):
         following = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
@@ -143,3 +158,5 @@ def _prefill_kernel(
     dim = tl.arange(0, DIM)
     place = (token * HEADS + head)[:, None] * LATENT + dim[None, :]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_query[:, None] & (dim < LATENT)[None, :])
+    if lse is not None:
+        tl.store(lse + token * HEADS + head, peak + tl.log2(total), mask=is_query)

@@ -93,7 +93,7 @@ class _Shapes:
     def __call__(self, layer: int, call: Call) -> Tensor:
         own, is_whole = heads_of_rank(call, self._config.attention[layer], self._ranks)
         heads, tokens, _ = (call if is_whole and layer not in self._splits else own).q.shape
-        return call.v.new_empty(1, tokens, heads, call.v.shape[-1])
+        return call.v.new_empty(1, tokens, heads, call.value_dim)
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         raise NotImplementedError("a dry run is of the model's own code")

@@ -27,6 +27,10 @@ def heads_of_rank(call: Call, shape: AttentionShape, ranks: Ranks) -> tuple[Call
             )
         return heads
 
+    expansion = call.expansion
+    if expansion is not None:
+        weight = of_rank(expansion.weight, shape.heads, 1, "heads of keys")
+        expansion = replace(expansion, weight=weight)
     own = replace(
         call,
         q=of_rank(call.q, shape.heads, 1, "heads"),
@@ -34,5 +38,6 @@ def heads_of_rank(call: Call, shape: AttentionShape, ranks: Ranks) -> tuple[Call
         v=of_rank(call.v, shape.kv_heads, shape.copies, "KV heads"),
         sinks=None if call.sinks is None else of_rank(call.sinks, shape.heads, 1, "sinks"),
         slopes=None if call.slopes is None else of_rank(call.slopes, shape.heads, 1, "slopes"),
+        expansion=expansion,
     )
     return own, call.q.shape[0] != shape.heads

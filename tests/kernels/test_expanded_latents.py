@@ -1,0 +1,115 @@
+"""Attention of prompts to latents by keys and values that are made of them: against fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspace
+
+from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, Span
+from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
+from quire.kernels.attention.latent.expanded import expanded_tiles
+from quire.kernels.attention.latent.expansion import Expansion
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import KNOWN
+
+HEADS, LATENT, ROTATED, PLAIN, VALUE = 5, 32, 8, 24, 16
+LAYER = AttentionLayer(HEADS, 1, LATENT + ROTATED, 0.21, latent=LATENT)
+CHUNKS = (5, 140)  # tokens
+TOKENS = 2 + sum(CHUNKS)
+
+
+class Step(NamedTuple):
+    """A decode and one that pads, then chunks, whose latents are still to be written."""
+
+    paged: Paged
+    q: torch.Tensor
+    latents: torch.Tensor
+    expansion: Expansion
+    batch: ForwardBatch
+    cache: LayerCache
+
+    def expected(self, row: int, tokens: slice) -> torch.Tensor:
+        """Return attention in fp64 of a row's newest tokens, which have places in the step."""
+        weight = self.expansion.weight.cpu().double()
+        both = torch.einsum("hnl,tl->thn", weight, self.paged.values[row][:, 0].double())
+        rotated = self.paged.keys[row][:, :, LATENT:].double().expand(-1, HEADS, -1)
+        keys = torch.cat((both[..., :PLAIN], rotated), dim=-1)
+        q = self.q[:, tokens].transpose(0, 1)
+        return attend_exactly(q, keys, both[..., PLAIN:], LAYER.scale, 0).to(self.q.dtype)
+
+
+def step(earlier: tuple[int, int], dtype: torch.dtype, device: torch.device, *, knows: bool) -> Step:
+    """earlier: tokens ahead of each chunk's. knows: the host does."""
+    lengths = [before + tokens for before, tokens in zip(earlier, CHUNKS, strict=True)]
+    paged = make_paged([33, 0, *lengths], 1, LATENT + ROTATED, 16, dtype, device)
+    paged.kv, paged.values = paged.kv[:, :1], [keys[..., :LATENT] for keys in paged.keys]
+    latents, slots = torch.zeros(TOKENS, LATENT + ROTATED, dtype=dtype), [-1] * TOKENS
+    places = [(0, 32), (1, -1)]
+    places += [(2 + chunk, earlier[chunk] + at) for chunk in range(2) for at in range(CHUNKS[chunk])]
+    for token, (row, position) in enumerate(places):
+        if position >= 0:
+            latents[token] = paged.keys[row][position, 0]
+            block = int(paged.block_tables[paged.rows[row], position // 16])
+            slots[token] = block * 16 + position % 16
+            paged.kv[block, :, :, position % 16] = torch.nan  # until it is written
+    starts = torch.tensor([2, 2 + CHUNKS[0], TOKENS], dtype=torch.int32, device=device)
+    order = torch.arange(2, dtype=torch.int32, device=device)
+    spans = tuple(Span(int(paged.rows[2 + at]), CHUNKS[at], lengths[at]) for at in range(2))
+    batch = ForwardBatch(
+        tokens=starts,
+        positions=starts,
+        slots=torch.tensor(slots, device=device),
+        decode=paged.decodes(order, poisoned_workspace(2, HEADS, LATENT, device), rows=slice(0, 2)),
+        prefill=replace(paged.prefills(starts, max(CHUNKS), slice(2, 4)), spans=spans if knows else ()),
+    )
+    weight = torch.randn(HEADS, PLAIN + VALUE, LATENT) / LATENT**0.5
+    return Step(
+        paged,
+        torch.randn(HEADS, TOKENS, PLAIN + ROTATED).to(device, dtype),
+        latents.to(device),
+        Expansion(weight.to(device, dtype), PLAIN),
+        batch,
+        LayerCache(paged.kv, UNSCALED[dtype], latent=LATENT),
+    )
+
+
+@pytest.mark.parametrize("knows", [False, True])
+@pytest.mark.parametrize("earlier", [(0, 0), (15, 0), (130, 70)])
+def test_chunks_of_prompts(
+    earlier: tuple[int, int], knows: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    made = step(earlier, dtype, device, knows=knows)
+    out = attend_by_expanding(made.q, made.latents, made.expansion, made.batch, LAYER, made.cache)
+    there = [0, *range(2, TOKENS)]
+    slots = made.batch.slots[there]
+    assert torch.equal(made.cache.kv[slots // 16, 0, 0, slots % 16], made.latents[there])
+    for row, tokens in ((0, slice(0, 1)), (2, slice(2, 2 + CHUNKS[0])), (3, slice(2 + CHUNKS[0], TOKENS))):
+        expected = made.expected(row, tokens)
+        torch.testing.assert_close(out[tokens].cpu(), expected, atol=3 * TOLERANCE[dtype], rtol=0)
+
+
+def test_what_is_expanded() -> None:
+    """Plain attention from prompts, where heads are less than two latents."""
+    made = step((0, 0), torch.float32, torch.device("cpu"), knows=False)
+    gpu, batch, expansion = KNOWN["H100"], made.batch, made.expansion
+
+    def takes(gpu=gpu, batch=batch, layer=LAYER, expansion=expansion) -> bool:
+        return takes_expanded(gpu, batch, layer, expansion, torch.float32)
+
+    assert takes()
+    assert not takes(batch=replace(batch, prefill=None))
+    assert not takes(layer=replace(LAYER, window=20)) and not takes(layer=replace(LAYER, softcap=5.0))
+    assert not takes(expansion=replace(expansion, weight=torch.randn(HEADS, 64, LATENT)))
+
+
+@pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_gpu_has_room_for_heads_as_they_are(gpu, dtype: torch.dtype) -> None:
+    """DeepSeek's, and GLM-4.7 Flash's."""
+    for sizes in ((128, 64, 128), (192, 64, 256)):
+        assert expanded_tiles(gpu, *sizes, dtype) is not None
