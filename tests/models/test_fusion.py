@@ -17,6 +17,7 @@ from quire.engine.models.general.modules import (
     FusedMLP,
     GatedModule,
     LayerNormModule,
+    LinearModule,
     ModuleMLP,
     NormModule,
     RouterModule,
@@ -88,6 +89,12 @@ def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
 def test_mlps_of_two_products_and_layer_norms_are_replaced(kind: str, tmp_path: Path) -> None:
     forwards = [type(module.forward) for module in load(kind, tmp_path).fusion.modules]
     assert forwards.count(UngatedModule) == LAYERS and LayerNormModule in forwards
+
+
+def test_products_of_other_parts_are_replaced(tmp_path: Path) -> None:
+    """OPT has its MLP's in the layer itself, between those of an attention that is transformers' own."""
+    fusion = load("opt", tmp_path).fusion
+    assert [type(module.forward) for module in fusion.modules].count(LinearModule) == 6 * LAYERS
 
 
 def test_what_passes_between_parts_must_be_the_same_to_the_bit(

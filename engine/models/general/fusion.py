@@ -21,6 +21,7 @@ from quire.engine.models.general.modules import (
     AttentionModule,
     GatedModule,
     LayerNormModule,
+    LinearModule,
     ModuleMLP,
     NormModule,
     RouterModule,
@@ -29,7 +30,7 @@ from quire.engine.models.general.modules import (
 from quire.engine.models.general.norms import layer_norm_of, norm_of
 from quire.engine.models.general.observed import Noise, Seen, observe
 from quire.engine.models.general.plain import PlainDecoder
-from quire.engine.models.general.proof import alike
+from quire.engine.models.general.proof import alike, merged
 from quire.engine.models.general.whole import FusedDecoder, whole_of
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
@@ -87,7 +88,8 @@ def fuse(
             mlps = [layer.mlp.module for layer in whole.layers if isinstance(layer.mlp, ModuleMLP)]
             return Fusion(whole, _replace((part for mlp in mlps for part in mlp.modules()), backend))
         attention = _replace_attention(seen, attending, backend)
-        others = (module for module in decoder.modules() if module not in attention)
+        known = {part for module in attention for part in module.modules()}
+        others = (module for module in decoder.modules() if module not in known)
         fusion = Fusion(None, attention + _replace(others, backend))
         give(decoder, noise)
         roundings = _ROUNDINGS * len(seen.layers) ** 0.5
@@ -150,21 +152,33 @@ def _replace_attention(seen: Seen, attending: list[Attending | None], backend: B
 
 
 def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
-    """Give norms, MLPs and routers a `forward` of kernels; return them."""
+    """Give norms, MLPs and routers, and products outside of these, a `forward` of kernels; return them.
+
+    A module comes before its parts.
+    """
     replaced: dict[nn.Module, Callable[..., object]] = {}
+    parts: set[nn.Module] = set()
     for module in modules:
-        if "forward" in vars(module):  # what ranks do together there is no part of it
+        # What ranks do together there is no part of it.
+        if module in parts or "forward" in vars(module):
             continue
-        if (norm := norm_of(module)) is not None:
-            replaced[module] = NormModule(norm, backend)
-        elif (gated := gated_of(module)) is not None:
-            replaced[module] = GatedModule(gated, backend)
-        elif (layer_norm := layer_norm_of(module)) is not None:
-            replaced[module] = LayerNormModule(layer_norm, backend)
-        elif (ungated := ungated_of(module)) is not None:
-            replaced[module] = UngatedModule(ungated, backend)
-        elif (router := matching.router_of(module)) is not None:
-            replaced[module] = RouterModule(router, backend)
+        if (forward := _replacement(module, backend)) is not None:
+            replaced[module] = forward
+            parts.update(module.modules())
     for module, forward in replaced.items():
         module.forward = forward
     return [*replaced]
+
+
+def _replacement(module: nn.Module, backend: Backend) -> Callable[..., object] | None:
+    if (norm := norm_of(module)) is not None:
+        return NormModule(norm, backend)
+    if (layer_norm := layer_norm_of(module)) is not None:
+        return LayerNormModule(layer_norm, backend)
+    if (gated := gated_of(module)) is not None:
+        return GatedModule(gated, backend)
+    if (ungated := ungated_of(module)) is not None:
+        return UngatedModule(ungated, backend)
+    if (router := matching.router_of(module)) is not None:
+        return RouterModule(router, backend)
+    return LinearModule(merged([module]), backend) if type(module) is nn.Linear else None

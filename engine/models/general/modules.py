@@ -11,7 +11,7 @@ from quire.engine.models.general.mlps import Gated, Ungated
 from quire.engine.models.general.norms import Norm
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
-from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import Hidden
 from quire.kernels.plan import LayerOps
 
@@ -67,6 +67,17 @@ class GatedModule:
         """Compute x [T, H] -> [T, H]."""
         gated, backend = self._gated, self._backend
         return backend.linear(backend.gated(backend.linear(x, gated.gate_up), gated.activation), gated.down)
+
+
+class LinearModule:
+    """x [..., K] -> [..., N]."""
+
+    def __init__(self, layer: Linear, backend: Backend) -> None:
+        self._layer, self._linear = layer, backend.linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._linear(x.reshape(-1, x.shape[-1]), self._layer)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
 
 class AttentionModule:
