@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from quire.engine.models.general import matching, mlps, norms
+from quire.engine.models.general import matching, mlps, norms, proof
 from quire.engine.models.general.mlps import Ungated
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.modules import (
@@ -92,9 +93,26 @@ def test_mlps_of_two_products_and_layer_norms_are_replaced(kind: str, tmp_path: 
 
 
 def test_products_of_other_parts_are_replaced(tmp_path: Path) -> None:
-    """OPT has its MLP's in the layer itself, between those of an attention that is transformers' own."""
+    """OPT has its MLP's in the layer itself, and an attention that is transformers' own."""
     fusion = load("opt", tmp_path).fusion
     assert [type(module.forward) for module in fusion.modules].count(LinearModule) == 6 * LAYERS
+
+
+@torch.no_grad()
+def test_linear_layers_are_what_they_give() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Named(nn.Linear):
+        pass
+
+    assert proof.linear_of(Doubled(8, 4)) is None
+    layer, transposed, x = Named(8, 4), Conv1D(4, 8), torch.randn(3, 8)
+    for module in (layer, transposed):
+        found = proof.linear_of(module)
+        assert found is not None and found.weight.is_contiguous()
+        torch.testing.assert_close(found(x), module(x))
 
 
 def test_what_passes_between_parts_must_be_the_same_to_the_bit(

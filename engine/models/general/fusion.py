@@ -30,7 +30,7 @@ from quire.engine.models.general.modules import (
 from quire.engine.models.general.norms import layer_norm_of, norm_of
 from quire.engine.models.general.observed import Noise, Seen, observe
 from quire.engine.models.general.plain import PlainDecoder
-from quire.engine.models.general.proof import alike, merged
+from quire.engine.models.general.proof import alike, linear_of
 from quire.engine.models.general.whole import FusedDecoder, whole_of
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
@@ -181,4 +181,5 @@ def _replacement(module: nn.Module, backend: Backend) -> Callable[..., object] |
         return UngatedModule(ungated, backend)
     if (router := matching.router_of(module)) is not None:
         return RouterModule(router, backend)
-    return LinearModule(merged([module]), backend) if type(module) is nn.Linear else None
+    layer = linear_of(module)
+    return None if layer is None else LinearModule(layer, backend)

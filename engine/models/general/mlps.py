@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,13 +65,17 @@ class Ungated:
         return self.up.matrix, self.down.matrix
 
 
+def _each(module: nn.Module, names: Sequence[str]) -> list[list[nn.Linear] | None]:
+    return [linears(module, [(name,)]) for name in names]
+
+
 def ungated_of(module: nn.Module) -> Ungated | None:
     """Return the MLP of two products that a module is."""
-    found = next((parts for names in _UNGATED if (parts := linears(module, [names]))), None)
+    found = next((parts for names in _UNGATED if all(parts := _each(module, names))), None)
     activation = _activation_of(module, UNGATED)
     if found is None or activation is None:
         return None
-    up, down = (merged([part]) for part in found)
+    up, down = (merged(part) for part in found if part is not None)
     x = noise(ROWS, up.weight.shape[1], up.weight)
     residual = noise(ROWS, len(down.weight), x)
     largest = up(x).abs().max().float().clamp(min=1e-2)

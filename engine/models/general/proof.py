@@ -26,6 +26,17 @@ def alike(ours: Tensor, theirs: Tensor, *, times: float = 1.0) -> bool:
     return bool((apart <= times * TOLERANCE[theirs.dtype] * wide.norm(dim=-1)).all())  # NaN never is
 
 
+def linear_of(module: nn.Module) -> Linear | None:
+    """Return the linear layer that a module is."""
+    if not isinstance(module, nn.Linear | Conv1D) or module.weight.dtype not in TOLERANCE:
+        return None
+    part: Any = module
+    layer = merged([part])
+    x = noise(ROWS, layer.weight.shape[1], layer.weight)
+    theirs = called(module, x)
+    return None if theirs is None or not alike(layer(x), theirs) else layer
+
+
 def merged(parts: Sequence[nn.Linear]) -> Linear:
     """Return layers of one input as one, whose memory they share from then on."""
     first = parts[0]
@@ -58,7 +69,8 @@ def linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Line
     """Return the plain linear layers that a module has under one of the names; None: there are none."""
     for each in names:
         found: Any = [getattr(module, name, None) for name in each]
-        if all(isinstance(part, nn.Linear | Conv1D) and part.weight.dtype in TOLERANCE for part in found):
+        kinds = nn.Linear | Conv1D if len(each) == 1 else nn.Linear
+        if all(isinstance(part, kinds) and part.weight.dtype in TOLERANCE for part in found):
             # Of divided ones, those that are summed alone are what they are by their weights.
             forwards = [vars(part).get("forward") for part in found]
             last = isinstance(forwards[0], Summed) and len(found) == 1
