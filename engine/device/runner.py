@@ -48,6 +48,7 @@ from quire.engine.sequences.rows import table_stride
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch, Span
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.attention.latent.earlier import LEAST_QUERIES, worth_launching
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
 
@@ -127,6 +128,11 @@ class ModelRunner:
         """Token counts of the mixed steps that are worth a graph."""
         return mixed_sizes(self.limits.max_num_batched_tokens, self.model.config.layer_weights)
 
+    @property
+    def attends_to_latents(self) -> bool:
+        """Whether there are layers that may attend to latents by keys and values of each head."""
+        return any(each.latent and each.plain for each in self.model.config.attention)
+
     def _step_sizes(self) -> tuple[Graphs, Graphs]:
         """Return all sizes that are worth a graph: decode steps by batch, and mixed ones by tokens."""
         rows = self.limits.max_num_seqs
@@ -151,13 +157,18 @@ class ModelRunner:
         # other such kernel, `copy_pinned`'s, has been there since the runner was made.)
         for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
             self.queue.run(torch.inference_mode()(size.warm_up))
+        if self.attends_to_latents:
+            self.queue.run(torch.inference_mode()(partial(self.run_idle, 1, expands=True)))
 
-    def run_idle(self, tokens: int) -> Tensor:
-        """Compute `tokens` of nobody as a mixed step would; return the hidden states of the newest."""
-        arrays = list(chain(*idle_mixed(tokens, self.limits.max_num_seqs)))
-        return self._forward(
-            *split_mixed([sent(array.tolist(), torch.int32, self.device) for array in arrays])
-        )
+    def run_idle(self, tokens: int, *, expands: bool = False) -> Tensor:
+        """Compute `tokens` of nobody as a mixed step would; return the hidden states of the newest.
+
+        expands: by the kernel for what is before chunks of prompts, where layers attend to latents.
+        """
+        mixed, newest = idle_mixed(tokens, self.limits.max_num_seqs)
+        inputs = [sent(array.tolist(), torch.int32, self.device) for array in (*mixed, *newest)]
+        chunks = (Span(0, LEAST_QUERIES, LEAST_QUERIES + 1),) * len(mixed.chunk_rows) if expands else ()
+        return self._forward(*split_mixed(inputs), chunks=chunks)
 
     def add_graphs(self, record: Record) -> None:
         """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
@@ -295,7 +306,9 @@ class ModelRunner:
         whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
         """
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
-        graphs = None if whole or spans else self.mixed_graphs
+        chunks = self._chunks(plan)
+        known = bool(spans) or worth_launching(chunks, self.model.config.num_heads)
+        graphs = None if whole or known else self.mixed_graphs
         if not whole:
             newest = newest_inputs(plan)
             inputs += newest
@@ -308,8 +321,7 @@ class ModelRunner:
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
         if size is None:
-            longest, chunks = int(plan.query_lens.max()), self._chunks(plan)
-            hidden = self._forward(*split_mixed(uploaded), longest, spans, chunks)
+            hidden = self._forward(*split_mixed(uploaded), int(plan.query_lens.max()), spans, chunks)
         else:
             (hidden,) = size.run()
         return hidden, drawn, list(arrays)
@@ -376,8 +388,8 @@ class ModelRunner:
         return tuple(map(Span, *(array.tolist() for array in each)))
 
     def _chunks(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return what `PrefillBatch.spans` is to be, for layers of latents."""
-        if not any(spec.latent for spec in self.model.config.cache_specs):
+        """Return what `PrefillBatch.spans` is to be, for layers that attend to latents and nothing more."""
+        if not self.attends_to_latents:
             return ()
         each = (plan.rows, plan.query_lens, plan.context_lens)
         return tuple(map(Span, *(array[plan.num_decodes :].tolist() for array in each)))
