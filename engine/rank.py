@@ -172,7 +172,8 @@ def _warm_up_general(runner: ModelRunner) -> bool:
         )
         return False
     if chosen := runner.model.config.chosen_tokens:
-        logger.info("steps with more than %d tokens of a row run without CUDA graphs, and slower", chosen)
+        which = "steps of prompts" if runner.graphs_may_choose else "steps"
+        logger.info("%s with more than %d tokens of a row run without CUDA graphs, and slower", which, chosen)
     runner.warm_up()
     return True
 

@@ -120,6 +120,7 @@ class ModelRunner:
                 width = rows_of_cascade(config.largest_group)
                 self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
+        self.choosing_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None
         self.captures: Captures | None = None
 
@@ -133,29 +134,41 @@ class ModelRunner:
         """Whether there are layers that may attend to latents by keys and values of each head."""
         return any(each.latent and each.plain for each in self.model.config.attention)
 
-    def _step_sizes(self) -> tuple[Graphs, Graphs]:
-        """Return all sizes that are worth a graph: decode steps by batch, and mixed ones by tokens."""
+    @property
+    def graphs_may_choose(self) -> bool:
+        """Whether the model has indexers, and kernels choose tokens for all of them."""
+        return self.model.config.chosen_tokens > 0 and getattr(self.model, "knows_indexers", False)
+
+    def _step_sizes(self) -> tuple[Graphs, Graphs, Graphs]:
+        """Return all sizes that are worth a graph: decode steps by batch, and mixed ones by tokens.
+
+        Between them are decode steps that choose tokens to attend to, if a graph may hold what chooses.
+        """
         rows = self.limits.max_num_seqs
         decodes = [idle_decode(size, rows) for size in decode_sizes(rows)]
         if self.cascades is not None:
             decodes += [idle_decode(size, rows, self.cascades.width) for size in sharing_sizes(rows)]
         decodes.sort(key=lambda inputs: len(inputs.rows))
+        choosing = [idle_decode(size, rows) for size in decode_sizes(rows)] if self.graphs_may_choose else []
         mixed = [list(chain(*idle_mixed(size, rows))) for size in self.mixed_sizes]
         if self.pooler is not None:
-            decodes = []
+            decodes, choosing = [], []
             mixed = [] if self.pooler.pooling.needs_all else mixed  # which give the newest tokens' states
         return (
             Graphs("decode", lambda arrays: self._decode(DecodeInputs(*arrays)), decodes, self.device),
+            Graphs(
+                "choosing decode", lambda arrays: self._choose(DecodeInputs(*arrays)), choosing, self.device
+            ),
             Graphs("mixed", lambda arrays: (self._forward(*split_mixed(arrays)),), mixed, self.device),
         )
 
     def warm_up(self) -> None:
         """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
-        decode, mixed = self._step_sizes()
+        decode, choosing, mixed = self._step_sizes()
         # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
         # `token_places` is launched even where all else is only compiled, and should not have to wait. (The
         # other such kernel, `copy_pinned`'s, has been there since the runner was made.)
-        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:]):
+        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:], *choosing.sizes):
             self.queue.run(torch.inference_mode()(size.warm_up))
         if self.attends_to_latents:
             self.queue.run(torch.inference_mode()(partial(self.run_idle, 1, expands=True)))
@@ -172,8 +185,9 @@ class ModelRunner:
 
     def add_graphs(self, record: Record) -> None:
         """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
-        self.decode_graphs, self.mixed_graphs = self._step_sizes()
-        self.captures = Captures([self.decode_graphs, self.mixed_graphs], record)
+        families = self._step_sizes()
+        self.decode_graphs, self.choosing_graphs, self.mixed_graphs = families
+        self.captures = Captures([*families], record)
 
     @property
     def graphs_left(self) -> int:
@@ -189,7 +203,7 @@ class ModelRunner:
         """Forget all graphs, once nothing is under way; steps run without."""
         if self.captures is not None:
             self.queue.settle()
-            self.decode_graphs = self.mixed_graphs = self.captures = None
+            self.decode_graphs = self.choosing_graphs = self.mixed_graphs = self.captures = None
 
     def launch(self, plan: StepPlan) -> CudaHandle | ThreadHandle:
         """Start a step; return its handle, which its results are had from."""
@@ -235,20 +249,38 @@ class ModelRunner:
     def _decode_only(self, plan: StepPlan) -> _Sampled:
         moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
         cascades = (empty_int32(), empty_int32())
-        if self.cascades is not None:
+        spans = self._spans(plan)
+        if self.cascades is not None and not spans:
             cascades = self.cascades.find(plan.rows, plan.context_lens)
-        inputs, spans = decode_inputs(plan, cascades), self._spans(plan)
-        graphs = None if spans else self.decode_graphs
+        inputs = decode_inputs(plan, cascades)
+        graphs = self.choosing_graphs if spans else self.decode_graphs
         size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         if moves:
             self._move(MoveInputs(*moves))
-        logits, tokens = self._decode(DecodeInputs(*uploaded), spans) if size is None else size.run()
+        if size is not None:
+            logits, tokens = size.run()
+        elif spans:
+            logits, tokens = self._choose(DecodeInputs(*uploaded), spans)
+        else:
+            logits, tokens = self._decode(DecodeInputs(*uploaded))
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
 
-    def _decode(self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] = ()) -> tuple[Tensor, Tensor]:
+    def _decode(self, inputs: DecodeInputs[Tensor]) -> tuple[Tensor, Tensor]:
         """Compute a step of decodes and sample it; return logits [B, V / ranks] and tokens [B]."""
+        return self._decoded(inputs, self._decodes(inputs))
+
+    def _choose(self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Do the same where rows may have more tokens than indexers choose of them."""
+        return self._decoded(inputs, replace(self._decodes(inputs), token_rows=inputs.rows, spans=spans))
+
+    def _decoded(self, inputs: DecodeInputs[Tensor], batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
+        return logits, self._sample(logits, inputs.rows, inputs.context_lens)
+
+    def _decodes(self, inputs: DecodeInputs[Tensor]) -> ForwardBatch:
+        """Return a step of decodes as the layers take it."""
         rows, context_lens = inputs.rows, inputs.context_lens
         tokens, positions, slots = self._places(None, rows, inputs.positions)
         shared = None
@@ -256,7 +288,7 @@ class ModelRunner:
             members = inputs.members.view(-1, self.cascades.width)
             lens = shared_lens(members, rows, context_lens, self.tables[0], self.cache.block_size)
             shared = SharedPrefixes(members, inputs.cascade_of, lens)
-        batch = ForwardBatch(
+        return ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
@@ -271,10 +303,7 @@ class ModelRunner:
                 for group in range(1, len(self.tables))
             ),
             group_of_layer=self.group_of_layer,
-            spans=spans,
         )
-        logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
-        return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
         """Compute and sample prefill chunks, with or without decodes beside them.
@@ -342,7 +371,9 @@ class ModelRunner:
             self._mixed_batch(group, inputs, newest, max_query_len, chunks)
             for group in range(len(self.tables))
         ]
-        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer, spans=spans)
+        batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
+        if spans:
+            batch = replace(batch, token_rows=inputs.token_rows, spans=spans)
         return self.model.forward(batch, self.cache.layers)
 
     def _mixed_batch(
@@ -380,7 +411,7 @@ class ModelRunner:
     # -- parts of a step ---------------------------------------------------------------------------------
 
     def _spans(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return what `ForwardBatch.spans` is to be; with any, no graph was recorded for the step."""
+        """Return what `ForwardBatch.spans` is to be; with any, no graph was recorded for a mixed step."""
         chosen = self.model.config.chosen_tokens
         if not chosen or plan.context_lens.max() <= chosen:
             return ()

@@ -128,7 +128,9 @@ class ForwardBatch:
     # The step as the layers of each cache group after the first take it: with slots and tables of its own.
     other_groups: tuple[ForwardBatch, ...] = ()
     group_of_layer: tuple[int, ...] = ()  # with other groups: which each layer is of
-    # All rows, in the order of their tokens, where one has more than an indexer chooses; else none.
+    # Where a row may have more tokens than an indexer chooses, [T] i32: the row of each token.
+    token_rows: Tensor | None = None
+    # All rows then, in the order of their tokens; none in a step that is recorded for any.
     spans: tuple[Span, ...] = ()
 
     def by_layer(self, layers: int) -> list[ForwardBatch]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.attend import Attend
@@ -22,8 +23,8 @@ MOST_BYTES = 1 << 28  # of keys and values that are brought together at once, or
 class Chosen:
     """Tokens of its row that each token of a step attends to.
 
-    positions [T, K] i32: as many as a token sees come first, up to `most`; what follows says nothing. K is of
-    whole blocks.
+    positions [T, K], K ≥ most: the first `most` of a token that sees more. Of one that does not they say
+    nothing: it attends to all that it sees.
     """
 
     positions: Tensor
@@ -51,12 +52,16 @@ def attend_to_chosen(
     writing = replace(batch, decode=decode, prefill=nobody, newest=None)
     out = whole(plan(writing.shape(size))(qkv, writing, layer, cache))
     numbers = cache.kv.shape[1] * cache.kv_heads * cache.head_dim
-    at_once = max(MOST_BYTES // (chosen.positions.shape[1] * numbers * cache.kv.element_size()), 1)
+    picked = F.pad(chosen.positions, (0, -chosen.positions.shape[1] % size))
+    at_once = max(MOST_BYTES // (picked.shape[1] * numbers * cache.kv.element_size()), 1)
     for begin in range(0, len(qkv), at_once):
         part = slice(begin, begin + at_once)
-        counts = (batch.positions[part] + 1).clamp(max=chosen.most)
-        brought = _brought(cache, batch.decode.block_tables, rows[part], chosen.positions[part], counts)
-        step = _step(batch, part, counts, chosen.positions.shape[1] // size, latent=bool(cache.latent))
+        seen = batch.positions[part] + 1
+        counts = seen.clamp(max=chosen.most)
+        first = torch.arange(picked.shape[1], device=picked.device)
+        positions = torch.where((seen > chosen.most)[:, None], picked[part], first)
+        brought = _brought(cache, batch.decode.block_tables, rows[part], positions, counts)
+        step = _step(batch, part, counts, picked.shape[1] // size, latent=bool(cache.latent))
         out[part] = whole(plan(step.shape(size))(qkv[part], step, layer, brought))
     return out
 

@@ -15,6 +15,9 @@ def gated_reference(gate: Tensor, up: Tensor, experts: Experts) -> Tensor:
     if experts.activation == "clamped":
         gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
         return (up + 1) * gate * (gate * experts.alpha).sigmoid()
+    if experts.activation == "limited":
+        gate, up = gate.clamp(max=experts.limit), up.clamp(-experts.limit, experts.limit)
+        return gate * gate.sigmoid() * up
     return ACTIVATIONS[experts.activation](gate) * up
 
 
@@ -27,6 +30,10 @@ def gated(
         gate = tl.minimum(gate, limit)
         up = tl.maximum(tl.minimum(up, limit), -limit)
         return (up + 1.0) * gate * tl.sigmoid(gate * alpha)
+    elif ACTIVATION == "limited":
+        gate = tl.minimum(gate, limit)
+        up = tl.maximum(tl.minimum(up, limit), -limit)
+        return gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "silu":
         return gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "gelu":

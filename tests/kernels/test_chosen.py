@@ -13,6 +13,7 @@ from quire.kernels.attention.attend import Attend, attend_mixed, attend_referenc
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, ForwardBatch, PrefillBatch
 from quire.kernels.attention.decode import DecodeKernel
 from quire.kernels.attention.latent.attend import attend_to_latents
+from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.attention.prefill import PrefillKernel
 from quire.kernels.formats.kv_format import UNSCALED
@@ -25,10 +26,12 @@ KERNELS: dict[int, Attend] = {  # by numbers of a value that are its key's
 }
 
 
-@pytest.mark.parametrize("latent", KERNELS)
-@pytest.mark.parametrize("by_kernels", [True, False])
+@pytest.mark.parametrize(
+    ("latent", "by"),
+    [(0, "kernels"), (0, "torch"), (32, "kernels"), (32, "torch"), (32, "tables of tokens")],
+)
 def test_only_what_is_chosen_is_attended_to(
-    latent: int, by_kernels: bool, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    latent: int, by: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From two decodes, one of which pads, and a chunk of five tokens, two at a time."""
     kv_heads, head_dim = (1, 40) if latent else (2, 16)
@@ -54,8 +57,8 @@ def test_only_what_is_chosen_is_attended_to(
         block = int(paged.block_tables[paged.rows[row], position // BLOCK_SIZE])
         paged.kv[block, :, :, position % BLOCK_SIZE] = torch.nan
         slots[-1] = block * BLOCK_SIZE + position % BLOCK_SIZE
-        positions[token, : position + 1] = torch.randperm(position + 1)[: 2 * BLOCK_SIZE].int()
-    positions[:, MOST:] = NO_BLOCK
+        if position >= MOST:  # else all are attended to, whatever is said
+            positions[token, :MOST] = torch.randperm(position + 1)[:MOST].int()
     qkv = qkv.to(device)
     batch = ForwardBatch(
         tokens=int32([0] * len(places)),
@@ -70,15 +73,18 @@ def test_only_what_is_chosen_is_attended_to(
     rows = paged.rows[[row for row, _ in places]]
     size = 2 * BLOCK_SIZE * (1 if latent else 2) * kv_heads * head_dim * dtype.itemsize
     monkeypatch.setattr(chosen, "MOST_BYTES", 2 * size)
-    attend = KERNELS[latent] if by_kernels else attend_reference
     picked = chosen.Chosen(positions.to(device), MOST)
-    out = chosen.attend_to_chosen(qkv, batch, rows, layer, cache, picked, lambda step: attend).cpu()
+    if by == "tables of tokens":
+        out = attend_to_chosen_latents(qkv, batch, rows, layer, cache, picked)
+    else:
+        attend = KERNELS[latent] if by == "kernels" else attend_reference
+        out = chosen.attend_to_chosen(qkv, batch, rows, layer, cache, picked, lambda step: attend)
     for token, (row, position) in enumerate(places):
         if position >= 0:
             q = qkv[token, : HEADS * head_dim].view(1, HEADS, head_dim)
-            seen = positions[token, : min(position + 1, MOST)].long()
-            expected = attend_exactly(q, paged.keys[row][seen], paged.values[row][seen], layer.scale, 0)
-            got = out[token].view(1, HEADS, -1)
+            seen = positions[token, :MOST].long() if position >= MOST else torch.arange(position + 1)
+            expected = attend_exactly(q.cpu(), paged.keys[row][seen], paged.values[row][seen], layer.scale, 0)
+            got = out[token].cpu().view(1, HEADS, -1)
             torch.testing.assert_close(got, expected.to(dtype), atol=TOLERANCE[dtype], rtol=0)
 
 

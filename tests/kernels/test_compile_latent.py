@@ -1,4 +1,5 @@
-"""Attention to latents of 512 + 64 numbers, and to heads made of them, compiles for every GPU, and fits.
+"""Attention to latents of 512 + 64 numbers, and to heads made of them, and scores of indexers, compile for
+every GPU, and fit.
 
 Compiling needs the kernels outside the interpreter, so it has a process of its own: this file as a script.
 """
@@ -16,12 +17,14 @@ import torch
 from compiled import Case, ptx_and_shared, shared_bytes
 from gpus import GPUS
 
+from quire.kernels.attention import index_scores
 from quire.kernels.attention.latent import decode, expanded, prefill
 from quire.kernels.attention.latent.tile import latent_tiles
 from quire.kernels.gpu import Gpu
 
 WIDTH, LATENT = 576, 512
 HEADS = (16, 128)
+INDEX_HEADS = (64, index_scores.MOST_HEADS)
 SIZES = ((128, 64, 128), (192, 64, 256))  # of DeepSeek's heads, and of GLM-4.7 Flash's
 KERNELS = (
     ("decodes", decode._decode_kernel, 1),
@@ -55,6 +58,21 @@ def cases(gpu: Gpu) -> Iterator[tuple[str, Case]]:
                 yield f"{label}, {heads} heads in {name}", case
         for sizes in SIZES:
             yield f"heads of {sizes} in {name}", expanded_case(gpu, sizes, dtype)
+        yield from index_cases(dtype, name)
+
+
+def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
+    """Yield what scores with an indexer's heads, as many as models have and as many as are allowed."""
+    from triton.compiler import ASTSource
+
+    types = dict.fromkeys(("block_tables", "rows", "positions"), "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("scores", "weights"), "*fp32") | dict.fromkeys(("q", "kv"), f"*{name}")
+    kernel = index_scores._scores_kernel
+    aligned = [each for each, kind in types.items() if kind[0] == "*"] + ["block_stride", "slot_stride"]
+    for heads in INDEX_HEADS:
+        sizes, options = index_scores.program(heads, 128, dtype)
+        case = Case(ASTSource, kernel, {**sizes, "BLOCK_SIZE": 16}, types, aligned, options)
+        yield f"_scores_kernel of {heads} in {name}", case
 
 
 def expanded_case(gpu: Gpu, sizes: tuple[int, int, int], dtype: torch.dtype) -> Case:
@@ -100,7 +118,7 @@ def test_by_matrix_products() -> None:
     """Of few lanes by a warp's, of others by those of four together."""
     found = apart("instructions")
     few = [name for name in found if name.endswith("decodes, 16 heads in bf16")]
-    assert len(few) == 2 and len(found) == len(KERNELS) * len(HEADS) + len(SIZES)
+    assert len(few) == 2 and len(found) == len(KERNELS) * len(HEADS) + len(SIZES) + len(INDEX_HEADS)
     assert found == {name: "mma" if name in few else "wgmma" for name in found}
 
 

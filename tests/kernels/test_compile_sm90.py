@@ -45,7 +45,7 @@ SPILLS_LIMIT = {
     "prefill_16_sinks": 176,
     "decode_16_slopes": 0,
     "decode_16_chunked": 0,
-    "prefill_16_slopes": 160,
+    "prefill_16_slopes": 168,
     "prefill_16_chunked": 200,
     "prefill_16": 176,
     "prefill_64": 88,

@@ -57,6 +57,16 @@ def test_kernels_equal_the_reference(function, tokens, biased, device, dtype):
     torch.testing.assert_close(result, expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
 
+@KINDS
+def test_gates_within_a_limit(function, tokens, device, dtype):
+    found = replace(made(device, dtype), activation="limited", limit=0.5)
+    x, index, weights = asked(tokens, device, dtype)
+    options = {"tiles": SMALL} if function is grouped_experts else {}
+    expected = experts_reference(x.double(), index, weights.double(), doubled(found)).to(dtype)
+    result = function(x, index, weights, found, **options)
+    torch.testing.assert_close(result, expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
 def doubled(found: Experts) -> Experts:
     names = ("gate_up", "down", "gate_up_bias", "down_bias")
     parts = {name: getattr(found, name) for name in names}

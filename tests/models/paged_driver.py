@@ -103,10 +103,17 @@ class PagedDriver:
         )
         if not self.chosen_tokens or max(span.context_len for span in spans) <= self.chosen_tokens:
             spans = ()
+        token_rows = _int32([row for row, ids in queries for _ in ids]) if spans else None
         for row, ids in queries:
             if row < self.rows:
                 self.lengths[row] += len(ids)
-        return replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer, spans=spans)
+        return replace(
+            batch,
+            other_groups=tuple(others),
+            group_of_layer=self.group_of_layer,
+            token_rows=token_rows,
+            spans=spans,
+        )
 
     def _group_batch(self, queries: list[Query], num_decodes: int, tables: Tensor) -> ForwardBatch:
         tokens: list[int] = []

@@ -9,20 +9,31 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Llama4Config, Llama4ForConditionalGeneration, Llama4VisionConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4VisionConfig,
+)
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.config import read_max_positions
-from quire.engine.models.general import indexer
+from quire.engine.models.general import indexer, paged_attention
+from quire.engine.models.general import model as general_model
+from quire.engine.models.general.experts import experts_of
 from quire.engine.models.general.host_reads import host_reads
+from quire.engine.models.general.index_parts import Kind, give_kinds
+from quire.engine.models.general.own_attention import adapt, is_indexer
 from quire.engine.models.loader import load_model
 from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.attention import chosen
+from quire.kernels.attention.index_scores import index_scores_reference
 from quire.kernels.backend import torch_backend
-from tests.models.any_model import compare, save_tiny
+from tests.models.any_model import compare, save_tiny, tiny_config
 from tests.models.paged_driver import PagedDriver
 
 # Dense with norms of every kind and place, scaled logits and residuals, partial rotary, parallel blocks,
@@ -94,6 +105,60 @@ def test_an_indexer_chooses_by_keys_that_are_in_the_cache(
     verdict = compare(kind, tmp_path, **changes)
     assert verdict.outcome == "equal", verdict.detail
     assert read_model(tmp_path).chosen_tokens == changes.get("index_topk", 9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "activation"), [("hy_v4", "limited"), ("gpt_oss", "clamped"), ("qwen3_moe", "silu")]
+)
+def test_what_experts_do_between_their_products_is_known(kind: str, activation: str) -> None:
+    causal = AutoModelForCausalLM.from_config(tiny_config(kind), dtype=torch.float32)
+    found = [experts for experts in map(experts_of, causal.modules()) if experts is not None]
+    assert found and {experts.activation for experts in found} == {activation}
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        ("deepseek_v32", Kind(interleaved=False, last=False)),
+        ("glm_moe_dsa", Kind(interleaved=True, last=False)),
+        ("hy_v4", Kind(interleaved=False, last=True)),
+        ("dots3_note_text", Kind(interleaved=True, last=False)),
+    ],
+)
+def test_an_indexer_of_a_known_kind_is_scored_without_its_own_code(
+    kind: str, known: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "score_by", lambda gpu: index_scores_reference)
+    monkeypatch.setattr(indexer, "MOST_SCORES", 1 << 8)
+    found = []
+
+    def give(causal: torch.nn.Module, *others: Any) -> bool:
+        found.append(give_kinds(causal, *others))
+        found.extend({module.quire_kind for module in causal.modules() if is_indexer(module)})
+        return found[0]
+
+    monkeypatch.setattr(general_model, "give_kinds", give)
+    verdict = compare(kind, tmp_path)
+    assert verdict.outcome == "equal", verdict.detail
+    assert found == [True, known]
+
+
+def test_an_indexer_of_no_known_kind_keeps_its_own_code() -> None:
+    """Its keys and queries are none of ours to know if it chooses something else by them."""
+    with torch.device("meta"):
+        causal = AutoModelForCausalLM.from_config(tiny_config("deepseek_v32"))
+
+    def turned(self: Any, *given: Any, **others: Any) -> torch.Tensor:
+        return DeepseekV32Indexer.forward(self, *given, **others).flip(-1)
+
+    adapt(causal)
+    unknown = type("Indexer", (DeepseekV32Indexer,), {"forward": turned})
+    for module in causal.modules():
+        if is_indexer(module):
+            own = type(module)
+            module.__class__ = type(own.__name__, (unknown,), {"__module__": own.__module__})
+    assert not give_kinds(causal, is_indexer)
+    assert {module.quire_kind for module in causal.modules() if is_indexer(module)} == {None}
 
 
 def test_no_keys_are_kept_where_no_request_is_longer_than_an_indexer_may_choose(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from torch import nn
 
 from quire.doctor import describe
 from quire.engine.config import EngineConfig
+from quire.engine.core import EngineCore
 from quire.engine.device.kv_cache import bytes_per_block, named_format
+from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.general import latent
+from quire.engine.models.general import latent, paged_attention
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
+from quire.kernels.attention.index_scores import index_scores_reference
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.gpu import NO_GPU
@@ -107,13 +110,20 @@ def test_only_what_is_proved_is_taken() -> None:
     assert latent.latent_of(usual) is not None and latent.latent_of(other) is None
 
 
-def answers(folder: Path, **settings: Any) -> list[list[int]]:
-    """Greedy, sampled and beam answers of prompts of which the second round is in the cache."""
+def started(folder: Path, **settings: Any) -> EngineCore:
     config = EngineConfig(
         model=str(folder), device="cpu", dtype="float32", block_size=4, max_num_seqs=6,
         max_num_batched_tokens=32, **settings,
     )  # fmt: skip
-    core, _ = start_engine(config)
+    return start_engine(config)[0]
+
+
+def answers(folder: Path, **settings: Any) -> list[list[int]]:
+    return answered(started(folder, **settings), settings.get("preemption_mode"))
+
+
+def answered(core: EngineCore, mode: str | None = None) -> list[list[int]]:
+    """Greedy, sampled and beam answers of prompts of which the second round is in the cache."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"n": 2, "seed": 5, "temperature": 1.0},
@@ -128,7 +138,6 @@ def answers(folder: Path, **settings: Any) -> list[list[int]]:
                 assert output.error is None
                 tokens.setdefault((output.request_id, output.index), []).extend(output.tokens)
     preempted = {"swap": core.stats.preemptions_swap, "recompute": core.stats.preemptions_recompute}
-    mode = settings.get("preemption_mode")
     assert preempted[mode] > 0 if mode else not any(preempted.values())
     return [tokens[key] for key in sorted(tokens)]
 
@@ -151,3 +160,20 @@ def test_all_that_an_engine_does_with_blocks(
         assert answers(tmp_path, num_gpu_blocks_override=16, swap_space=1, preemption_mode=mode) == kept
     monkeypatch.setattr(latent, "MOST_LATENT", 8)
     assert answers(tmp_path) == kept
+
+
+def test_a_graph_holds_decodes_with_more_tokens_than_an_indexer_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where what scores is known; rows that pad a step are scored with the others."""
+    save_tiny("deepseek_v32", tmp_path, index_topk=30)  # of prompts of 25, and answers of 9
+    kept = answers(tmp_path)
+    monkeypatch.setattr(paged_attention, "score_by", lambda gpu: index_scores_reference)
+    core = started(tmp_path)
+    runner = core.runner
+    assert isinstance(runner, ModelRunner) and runner.graphs_may_choose
+    runner.add_graphs(lambda run: run)
+    assert answered(core) == kept
+    assert runner.decode_graphs is not None and runner.choosing_graphs is not None
+    for graphs in (runner.decode_graphs, runner.choosing_graphs):
+        assert any(size.misses for size in graphs.sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,10 @@ from quire.engine.models.general.attention import NAME
 from quire.engine.models.general.matching import alike
 from quire.kernels.experts.experts import experts
 from quire.kernels.experts.gating import gated_reference
-from quire.kernels.experts.weights import Experts
+from quire.kernels.experts.weights import Experts, Limited
 from quire.kernels.pointwise.activation import ACTIVATIONS, Activation
 
+MOST_LIMIT = 1e6  # beyond which nothing is limited
 _TOKENS, _TOP = 4, 2  # of what is compared
 
 
@@ -45,11 +46,14 @@ def experts_of(module: Any) -> Experts | None:
     if module.has_bias:
         biases = [module.gate_up_proj_bias.data, module.down_proj_bias.data]
     interleaved = not getattr(module, "is_concatenated", True)
-    alpha, limit = (getattr(module, name, None) for name in ("alpha", "limit"))
-    names: list[Activation | Literal["clamped"]] = [*ACTIVATIONS]
-    if isinstance(alpha, float) and isinstance(limit, float):
-        names.append("clamped")
-    x = 8 * torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    alpha = getattr(module, "alpha", None)
+    limit = getattr(module, "limit", getattr(module, "swiglu_limit", None))
+    names: list[Activation | Limited] = [*ACTIVATIONS]
+    spread = 8.0
+    if isinstance(limit, int | float) and 0 < limit < MOST_LIMIT:
+        names += ["limited"] if alpha is None else ["clamped"]
+        spread = max(spread, float(limit))  # so that it is seen to limit
+    x = spread * torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
     try:
         theirs = module._apply_gate(x.to(up.device)).cpu()
     except Exception:  # modelling code may want anything
@@ -63,7 +67,7 @@ def experts_of(module: Any) -> Experts | None:
             interleaved=interleaved,
             activation=name,
             alpha=alpha or 0.0,
-            limit=limit or 0.0,
+            limit=float(limit or 0.0),
         )
         first, second = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, dim=1)
         if torch.allclose(gated_reference(first, second, found), theirs, rtol=1e-5, atol=1e-5):

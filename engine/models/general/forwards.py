@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.general.attention import EVERY, attend
+from quire.engine.models.general.index_parts import IndexParts, Kind
 from quire.engine.models.general.indexer import Indexer, Keys
 from quire.engine.models.general.unsupported import UnsupportedAttention
 
@@ -251,7 +252,12 @@ def index(
         angles = tuple(map(part, position_embeddings))
         return _theirs(self, part(hidden_states), part(q_resid), angles, seen, None, past_key_values=keys)
 
-    indexer = Indexer(run, self.n_heads, self.head_dim, self.index_topk)
+    kind: Kind | None = getattr(self, "quire_kind", None)
+    parts = None
+    if kind is not None:
+        cos, sin = position_embeddings
+        parts = IndexParts(kind, self, hidden_states[0], q_resid[0], cos[0], sin[0])
+    indexer = Indexer(run, self.n_heads, self.head_dim, self.index_topk, parts)
     return self.quire.choose(self.layer_idx, indexer)
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _READS = {
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim",
     "aten::unique_consecutive", "aten::equal", "aten::repeat_interleave.Tensor", "aten::is_nonzero",
+    "transformers::grouped_mm_fallback",
 }  # fmt: skip
 _PUTS = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 

@@ -1,7 +1,8 @@
 """Which tokens are attended to where a small indexer chooses them (DeepSeek V3.2, GLM-5 and others).
 
-It scores all earlier tokens by keys of its own, which are in the paged cache beside what heads keep. How it
-does is its module's own code, which is given those keys as if a cache of transformers' had them.
+It scores all earlier tokens by keys of its own, which are in the paged cache beside what heads keep: by
+kernels where its kind is known, else by its module's own code, which is given those keys as if a cache of
+transformers' had them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from quire.engine.models.general.index_parts import IndexParts
 from quire.kernels.attention.batch import ForwardBatch, Span
 from quire.kernels.attention.chosen import Chosen
+from quire.kernels.attention.index_scores import IndexQueries
 from quire.kernels.formats.layer_cache import LayerCache
 
 MOST_SCORES = 1 << 26  # numbers that are computed at once, of keys and of scores
 
 Keep = Callable[[Tensor, Tensor, LayerCache], None]  # `kernels.attention.latent.write.write_latents`
+Score = Callable[[IndexQueries, Tensor, LayerCache, int], Tensor]  # `kernels.attention.index_scores`
 
 
 class Keys(Protocol):
@@ -35,13 +39,14 @@ class Indexer:
 
     run: has its own code choose for some of the step's tokens, as many of each of B rows, of whose L keys are
     `seen` [B, n, L] -> positions [B, n, min(most, L)]. heads: of its queries. width: of a key. most: tokens
-    that it chooses.
+    that it chooses. parts: what it computes of the step's tokens by itself, if its kind is known.
     """
 
     run: Callable[[slice, int, Tensor, Keys], Tensor]
     heads: int
     width: int
     most: int
+    parts: IndexParts | None = None
 
 
 class Piece(NamedTuple):
@@ -92,6 +97,32 @@ def keep_keys(indexer: Indexer, batch: ForwardBatch, cache: LayerCache, keep: Ke
 
     one = torch.ones(1, 1, 1, dtype=torch.bool, device=batch.tokens.device)
     indexer.run(slice(None), 1, one, Kept())
+
+
+def choose_by_scores(
+    parts: IndexParts,
+    batch: ForwardBatch,
+    rows: Tensor,
+    longest: int,
+    cache: LayerCache,
+    most: int,
+    score: Score,
+) -> Chosen:
+    """Return what `choose` does, by what an indexer of a known kind computes; the host looks at nothing.
+
+    rows [T]: each token's block table. longest: of the contexts, or more.
+    """
+    tables = batch.decode.block_tables
+    longest = max(longest, most)
+    queries = IndexQueries(parts.queries(), parts.weights(), rows, batch.positions, parts.scale, most)
+    tokens, size = len(batch.tokens), max(MOST_SCORES // longest, 1)
+    found = [
+        score(queries.part(slice(begin, begin + size)), tables, cache, longest)
+        .topk(most, dim=-1, sorted=False)
+        .indices
+        for begin in range(0, tokens, size)
+    ]
+    return Chosen(found[0] if len(found) == 1 else torch.cat(found), most)
 
 
 def choose(

@@ -21,9 +21,10 @@ from quire.engine.models.general.dry_run import build, decoder_name
 from quire.engine.models.general.dummy import draw_matrices, draw_vectors
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
+from quire.engine.models.general.index_parts import give_kinds
 from quire.engine.models.general.latent import give_latents
 from quire.engine.models.general.modules import HeadModule
-from quire.engine.models.general.own_attention import adapt, register_classes
+from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.json_fields import read_json
@@ -76,6 +77,8 @@ class GeneralModel:
         self.backend = backend
         self.ranks = ranks
         self._attention = PagedAttention(config, dtype, device, ranks, splits)
+        # Whether kernels choose tokens for all of its indexers, and a graph may hold that.
+        self.knows_indexers = give_kinds(causal, is_indexer)
         classifies = config.pooling is not None and config.pooling.labels > 0
         # Of a head for text, `part_logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None

@@ -52,9 +52,14 @@ def _nothing(*_: object) -> None:
     """Take anything, and do nothing."""
 
 
+def is_indexer(module: nn.Module) -> bool:
+    """Return whether a module is an indexer."""
+    return _name(module) in _INDEXERS
+
+
 def chosen_tokens(model: nn.Module) -> int:
     """Return how many tokens the indexers of an adapted model choose, at least; 0: it has none."""
-    indexers: list[Any] = [module for module in model.modules() if _name(module) in _INDEXERS]
+    indexers: list[Any] = [module for module in model.modules() if is_indexer(module)]
     return min((indexer.index_topk for indexer in indexers), default=0)
 
 

@@ -13,21 +13,36 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import EVERY, Call
 from quire.engine.models.general.division.heads import heads_of_rank
 from quire.engine.models.general.division.modules import gathered
-from quire.engine.models.general.indexer import Indexer, Piece, choose, keep_keys, pieces
+from quire.engine.models.general.indexer import (
+    Indexer,
+    Piece,
+    Score,
+    choose,
+    choose_by_scores,
+    keep_keys,
+    pieces,
+)
 from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
 from quire.kernels.attention.chosen import attend_to_chosen
+from quire.kernels.attention.index_scores import index_scores
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
+from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
 from quire.kernels.attention.latent.earlier import Earlier, plan_earlier
 from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.gpu import gpu_of
+from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear.operations import whole
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_attention
 from quire.kernels.shapes import StepShape
+
+
+def score_by(gpu: Gpu) -> Score | None:
+    """Return what scores keys of indexers of known kinds; None: their own code does."""
+    return index_scores if gpu.has_kernels else None
 
 
 class PagedAttention:
@@ -45,6 +60,7 @@ class PagedAttention:
         self._in_call_order, self._calls = config.in_call_order, 0
         self._layer_shapes, self._gpu = layer_shapes(config, dtype), gpu_of(device)
         self._keep = write_latents if self._gpu.has_kernels else write_latents_reference
+        self._score = score_by(self._gpu)
         self._plans = LayerPlans(self._layer_shapes, device, plan_attention)
         self._shapes, self._ranks, self._splits = config.attention, ranks, splits
         self._layers = [
@@ -64,11 +80,9 @@ class PagedAttention:
         """Take a step's tokens; every layer computes all of them."""
         self._batches, self._caches = batch.by_layer(len(self._layers)), caches
         self._kernels, self._calls = self._plans.of(batch, caches), 0
-        self._spans = batch.spans
+        self._spans, self._rows = batch.spans, batch.token_rows
         self._pieces: dict[tuple[int, int], list[Piece]] = {}  # by heads and width of an indexer
         self._earlier: dict[tuple[int, int], Earlier] = {}  # by group and by numbers of heads
-        rows = [span.row for span in batch.spans for _ in range(span.tokens)]
-        self._rows = torch.tensor(rows, device=batch.tokens.device) if rows else None
 
     def _place(self, layer: int) -> int:
         """Return which of the caches a call is of."""
@@ -93,6 +107,15 @@ class PagedAttention:
         batch, cache = self._batches[layer], self._caches[layer].index
         if cache is None:  # no request has more tokens than are chosen
             return EVERY
+        parts = indexer.parts
+        if parts is not None and self._score is not None:
+            self._keep(parts.keys(), batch.slots, cache)
+            if self._rows is None:
+                return EVERY
+            longest = batch.decode.block_tables.shape[1] * cache.block_size
+            if self._spans:
+                longest = max(span.context_len for span in self._spans)
+            return choose_by_scores(parts, batch, self._rows, longest, cache, indexer.most, self._score)
         keep_keys(indexer, batch, cache, self._keep)
         if not self._spans:
             return EVERY
@@ -121,14 +144,15 @@ class PagedAttention:
             and call.chosen is None
             and takes_expanded(self._gpu, batch, attention, expansion, call.q.dtype)
         ):
-            latents, earlier = (
-                _filled(call.k, attention.head_dim)[0],
-                self._earlier_of(batch, cache, expansion),
-            )
+            latents = _filled(call.k, attention.head_dim)[0]
+            earlier = self._earlier_of(batch, cache, expansion)
             return attend_by_expanding(call.q, latents, expansion, batch, earlier, attention, cache)[None]
         qkv = _projected(call, attention.head_dim)
         if call.chosen is None:
             out = whole(self._kernels[layer].run(qkv, batch, attention, cache))
+        elif expansion is not None and self._gpu.has_kernels:
+            assert self._rows is not None
+            out = attend_to_chosen_latents(qkv, batch, self._rows, attention, cache, call.chosen)
         else:
             assert self._rows is not None
             shape = self._layer_shapes[layer]
