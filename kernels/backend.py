@@ -13,10 +13,20 @@ from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
 from quire.kernels.experts.routing import route, route_reference
-from quire.kernels.linear.operations import wide_linear
-from quire.kernels.pointwise.activation import Activation, gated, gated_reference
+from quire.kernels.linear.alone import (
+    activated_linear,
+    activated_linear_reference,
+    add_linear,
+    add_linear_reference,
+    linear,
+    linear_reference,
+)
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import AddLayerNorm, wide_linear
+from quire.kernels.pointwise.activation import Activation, UngatedActivation, gated, gated_reference
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
+from quire.kernels.pointwise.layer_norm import layer_norm, layer_norm_reference
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
@@ -49,6 +59,10 @@ class Backend:
     embed: Callable[..., Tensor] = embed_reference
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm_reference
+    layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = layer_norm_reference
+    linear: Callable[[Tensor, Linear], Tensor] = linear_reference
+    activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
+    add_linear: AddLayerNorm = add_linear_reference
     gated: Callable[[Tensor, Activation], Tensor] = gated_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
@@ -78,6 +92,10 @@ def triton_backend() -> Backend:
         embed,
         rms_norm,
         add_rms_norm,
+        layer_norm,
+        linear,
+        activated_linear,
+        add_linear,
         gated,
         route,
         wide_linear,

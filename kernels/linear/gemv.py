@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
+from quire.kernels.pointwise.activation import UngatedActivation, activate
 
 FEW_OUTPUTS = 2048
 MANY_OUTPUTS = 4096
@@ -29,8 +30,12 @@ def linear_of_one(
     *,
     gated: bool,
     added: bool,
+    activation: UngatedActivation | None = None,
 ) -> None:
-    """Compute out [1, N] of x [1, K], as `linear.skinny.linear_of_few` does of a few tokens."""
+    """Compute out [1, N] of x [1, K], as `linear.skinny.linear_of_few` does of a few tokens.
+
+    activation: of the product; not of a gate, which has SiLU.
+    """
     if len(x) != 1 or not weight.is_contiguous():
         raise ValueError(
             f"this is for one token and a contiguous weight, got {len(x)} tokens and strides "
@@ -41,7 +46,8 @@ def linear_of_one(
     _gemv_kernel[(triton.cdiv(outputs, tiles.rows),)](
         out, x, weight, bias, norm, eps,
         OUTPUTS=outputs, COLUMNS=columns, ROWS=tiles.rows, CHUNK=tiles.chunk, GATED=gated, ADDED=added,
-        num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1), **dependent_launch(x.device),
+        KIND=activation, num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1),
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 
@@ -104,6 +110,7 @@ def _gemv_kernel(
     CHUNK: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
+    KIND: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """Compute ROWS outputs of the token; with GATED, those of the gate and of the up projection."""
@@ -143,6 +150,8 @@ def _gemv_kernel(
         if GATED:
             up += tl.load(bias + OUTPUTS + row, inside_out, other=0.0).to(tl.float32)
     result = result.to(dtype)
+    if KIND is not None:  # rounded where the unfused layers round, as below
+        result = activate(result.to(tl.float32), KIND).to(dtype)
     if GATED:  # rounded where the unfused layers round
         gate = result.to(tl.float32)
         silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)

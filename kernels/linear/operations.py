@@ -28,6 +28,7 @@ from quire.kernels.linear.hopper_stream import (
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.split_output import add_split_output
 from quire.kernels.pointwise.activation import gated_reference, silu_mul
+from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference, layer_norm
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
 
 
@@ -40,6 +41,7 @@ class Hidden(NamedTuple):
 
 ProjectIn: TypeAlias = Callable[[Hidden, Tensor, float, Linear], Tensor]
 ProjectOut: TypeAlias = Callable[[Tensor, "Tensor | SplitPartials", Linear, Tensor, float], Hidden]
+AddLayerNorm: TypeAlias = Callable[[Tensor, Tensor, Linear, "Tensor | None", "Tensor | None", float], Tensor]
 FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_one`
 
 
@@ -206,6 +208,56 @@ def streamed_parts_over_ranks(
 def _sum_over_ranks(part: Tensor, residual: Tensor, layer: Linear, norm: Tensor, eps: float) -> Hidden:
     assert layer.ranks is not None
     return _after_norm(*layer.ranks.add_rms_norm(part, residual, norm, eps))
+
+
+# -- products added to the residual, of which the layer norm [T, N] is returned ----------------------------
+
+
+def fused_add_layer_norm(
+    residual: Tensor,
+    x: Tensor,
+    layer: Linear,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    by: FusedProduct,
+) -> Tensor:
+    by(residual, x, layer.weight, layer.bias, None, 0.0, gated=False, added=True)
+    return layer_norm(residual, weight, bias, eps)
+
+
+def streamed_add_layer_norm(
+    residual: Tensor,
+    x: Tensor,
+    layer: Linear,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    tiles: Tiling,
+) -> Tensor:
+    parts = hopper_linear_parts(x, layer.weight, tiles)
+    return add_layer_norm(parts, residual, weight, bias, eps, layer.bias)
+
+
+def matmul_add_layer_norm(
+    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    if not residual.is_contiguous():
+        return library_add_layer_norm(residual, x, layer, weight, bias, eps)
+    hopper_matmul_add(residual, x, layer.weight)
+    return layer_norm(residual, weight, bias, eps)
+
+
+def library_add_layer_norm(
+    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    return add_layer_norm(layer(x), residual, weight, bias, eps)
+
+
+def reference_add_layer_norm(
+    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
 
 
 # -- the output head ----------------------------------------------------------------------------------------

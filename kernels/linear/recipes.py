@@ -14,7 +14,7 @@ from quire.kernels.linear import hopper_matmul, hopper_stream, operations, skinn
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.linear.linear import Matrix
-from quire.kernels.linear.operations import ProjectIn, ProjectOut
+from quire.kernels.linear.operations import AddLayerNorm, ProjectIn, ProjectOut
 from quire.kernels.linear.skinny import linear_of_few
 from quire.kernels.recipes import Recipe, always
 from quire.kernels.tuning import H100, Tuning
@@ -158,6 +158,30 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
     ),
     Recipe("cuBLAS, then sum and norm", _has_kernels, always, lambda case: operations.library_add),
     Recipe("torch", always, always, lambda case: operations.reference_add),
+)
+
+# Products into the residual, of which a layer norm follows: a kernel of its own.
+ADD_LAYER_NORM: tuple[Recipe[Product, AddLayerNorm], ...] = (
+    *_of_few("{product} and sum ({kernel}), then layer norm", operations.fused_add_layer_norm),
+    Recipe(
+        "product of many tokens and sum (linear.hopper_matmul), then layer norm",
+        _multiplies_many,
+        lambda case: case.many(spared=1),
+        lambda case: operations.matmul_add_layer_norm,
+    ),
+    Recipe(
+        "product in parts with weights asked for ahead (linear.hopper_stream), then sum and layer norm",
+        _streams,
+        lambda case: case.tiling(divided=True) is not None,
+        lambda case: partial(operations.streamed_add_layer_norm, tiles=case.tiles(divided=True)),
+    ),
+    Recipe(
+        "cuBLAS, then sum and layer norm",
+        _has_kernels,
+        always,
+        lambda case: operations.library_add_layer_norm,
+    ),
+    Recipe("torch", always, always, lambda case: operations.reference_add_layer_norm),
 )
 
 # Products of which every rank has a part: what follows is their sum over the ranks.

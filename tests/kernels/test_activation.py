@@ -1,10 +1,17 @@
-"""SiLU times up: against fp64, and against what a Llama MLP computes."""
+"""Activations alone, and of gates times up: against fp64, and against what a Llama MLP computes."""
 
 import pytest
 import torch
 from torch.nn.functional import silu
 
-from quire.kernels.pointwise.activation import gated_reference, silu_mul
+from quire.kernels.pointwise.activation import (
+    UNGATED,
+    activated,
+    activated_reference,
+    gated,
+    gated_reference,
+    silu_mul,
+)
 
 SHAPES = [(1, 64), (3, 1024), (2, 1500)]
 
@@ -40,3 +47,20 @@ def test_extreme_gates_stay_finite(device):
 
 def test_no_tokens(device):
     assert silu_mul(torch.empty(0, 64, device=device)).shape == (0, 32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", UNGATED)
+def test_activations_alone(name, shape, device, dtype):
+    x = (4 * torch.randn(shape[0], shape[1] + 8, device=device)).to(dtype)[:, : shape[1]]
+    tolerance = max(1e-5, 4 * torch.finfo(dtype).eps)
+    expected = activated_reference(x.double(), name)
+    torch.testing.assert_close(activated(x, name).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_other_gates(name, device, dtype):
+    gate_up = (4 * torch.randn(3, 200, device=device)).to(dtype)
+    tolerance = max(1e-5, 4 * torch.finfo(dtype).eps)
+    expected = gated_reference(gate_up, name)
+    torch.testing.assert_close(gated(gate_up, name), expected, rtol=tolerance, atol=tolerance)

@@ -98,6 +98,9 @@ SPILLS_LIMIT = {
     "qkv_to_cache_numbers_fp12": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
+    "gemv_gelu": 0,
+    "layer_norm": 0,
+    "activation": 0,
     "embed": 0,
     "merge": 0,
     "split_output": 0,
@@ -188,7 +191,7 @@ def plain_variants() -> dict[str, Case]:
         write_kv as qkv_cache,
     )
     from quire.kernels.linear import gemv
-    from quire.kernels.pointwise import embedding
+    from quire.kernels.pointwise import activation, embedding, layer_norm
     from quire.kernels.sampling import sample as sampling
     from quire.kernels.sampling import thresholds
 
@@ -305,12 +308,20 @@ def plain_variants() -> dict[str, Case]:
     variants["qkv_to_cache_fp8"] = (qkv_cache._qkv_to_cache_kernel, qk_heads, {"num_warps": 4})
     variants["qkv_to_cache_fp12"] = variants["qkv_to_cache_fp8"]
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 1024, "ADDED": True}
+    linear |= {"KIND": None}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "CHUNK": 512}
     gate_up |= {"GATED": True, "ADDED": False, "bias": None}
     linear |= {"GATED": False, "bias": None, "norm": None}
+    activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
+    del activated["bias"]
+    normed = dependent | {"HIDDEN": 3072, "BLOCK": 4096, "PARTS": 2}
+    alone_gelu = {"WIDTH": 12288, "BLOCK": activation.BLOCK, "KIND": "gelu"}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
+        "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
+        "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
+        "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
@@ -346,6 +357,8 @@ def plain_variants() -> dict[str, Case]:
         "k_norm_ptr": "*bf16",
         "positions_ptr": "*i32",
     }
+    pointers |= {"x_ptr": "*fp32"} | dict.fromkeys(("residual_ptr", "weight_ptr", "bias_ptr"), "*bf16")
+    pointers |= dict.fromkeys(("added_ptr", "y_ptr"), "*bf16")
     found = {}
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
@@ -354,6 +367,8 @@ def plain_variants() -> dict[str, Case]:
         kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
         kind |= {} if name.endswith("slopes") else {"slopes": None}
         kind = {argument: value for argument, value in kind.items() if argument in kernel.arg_names}
+        types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
+        types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}

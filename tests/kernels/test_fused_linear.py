@@ -17,11 +17,13 @@ from products import (
 
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.gpu import NO_GPU
+from quire.kernels.linear.alone import activated_linear, activated_linear_reference
 from quire.kernels.linear.gemv import Tiles, linear_of_one, tiles_of_one
-from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.linear.skinny import linear_of_few
 from quire.kernels.plan import most_fused_tokens
+from quire.kernels.pointwise.activation import UNGATED
 from quire.kernels.shapes import LayerShape
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
@@ -67,6 +69,20 @@ def test_norm_silu_linear(function, columns, outputs, biased, dtype, device):
     both = F.linear(exact_norm(x, norm), weight.double(), bias.double() if biased else None)
     gate, up = both.chunk(2, dim=1)
     assert_near(result, F.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", UNGATED)
+@pytest.mark.parametrize("function", [activated_linear, activated_linear_reference])
+def test_activated_linear(function, name, biased, tokens, dtype, device):
+    x, _, weight, bias = draw(100, 7, dtype, device)
+    x = x.repeat(tokens, 1)
+    result = function(x, Linear(weight, bias if biased else None), name)
+    both = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    exact = UNGATED[name](both)
+    scale = exact.abs().max().clamp(min=1.0)
+    assert_near(result / scale.to(dtype), exact / scale.to(dtype).double(), dtype)
 
 
 @pytest.mark.parametrize(("columns", "outputs"), SHAPES)

@@ -10,16 +10,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.general import matching
+from quire.engine.models.general import matching, mlps, norms
+from quire.engine.models.general.mlps import Ungated
 from quire.engine.models.general.model import GeneralModel
-from quire.engine.models.general.modules import FusedMLP, GatedModule, ModuleMLP, NormModule, RouterModule
+from quire.engine.models.general.modules import (
+    FusedMLP,
+    GatedModule,
+    LayerNormModule,
+    ModuleMLP,
+    NormModule,
+    RouterModule,
+    UngatedModule,
+)
 from quire.engine.models.general.observed import Passage
 from quire.engine.models.loader import load_model
 from quire.engine.models.pre_norm import GatedMLP
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from quire.kernels.pointwise.activation import ACTIVATIONS
-from tests.models.any_model import save_tiny
+from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED
+from tests.models.any_model import LAYERS, save_tiny
 
 
 def load(kind: str, folder: Path) -> GeneralModel:
@@ -47,6 +56,7 @@ def load_saved(folder: Path) -> GeneralModel:
         ("qwen3_moe", ModuleMLP),
         ("mixtral", ModuleMLP),
         ("gpt_oss", ModuleMLP),  # sinks, and windows in some layers
+        ("starcoder2", Ungated),  # layer norms, biases, no gate
     ],
 )
 def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: type, tmp_path: Path) -> None:
@@ -63,6 +73,21 @@ def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
     assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
     fusion.undo()
     assert not fusion.modules
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "phi",  # attention and MLP of one norm
+        "bloom",  # an MLP that adds the residual
+        "gpt2",  # weights transposed
+        "falcon",  # linear layers of its own class
+        "nemotron",  # the square of a ReLU, norms whose weights are one more
+    ],
+)
+def test_mlps_of_two_products_and_layer_norms_are_replaced(kind: str, tmp_path: Path) -> None:
+    forwards = [type(module.forward) for module in load(kind, tmp_path).fusion.modules]
+    assert forwards.count(UngatedModule) == LAYERS and LayerNormModule in forwards
 
 
 def test_what_passes_between_parts_must_be_the_same_to_the_bit(
@@ -132,17 +157,17 @@ class Norm(nn.Module):
 
 @torch.no_grad()
 def test_norms_are_told_apart() -> None:
-    plain = matching.norm_of(Norm(0.0, -0.5, 0.0))
+    plain = norms.norm_of(Norm(0.0, -0.5, 0.0))
     assert plain is not None and plain.eps == 1e-5
     gemma = Norm(1.0, -0.5, 0.0)
-    found = matching.norm_of(gemma)
+    found = norms.norm_of(gemma)
     assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
-    assert matching.norm_of(Norm(0.5, -0.5, 0.0)) is None
-    assert matching.norm_of(Norm(0.0, -0.51, 0.0)) is None
-    assert matching.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
+    assert norms.norm_of(Norm(0.5, -0.5, 0.0)) is None
+    assert norms.norm_of(Norm(0.0, -0.51, 0.0)) is None
+    assert norms.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
     other = Norm(0.0, -0.5, 0.0)
     other.variance_epsilon = 1e-6  # type: ignore[assignment]
-    assert matching.norm_of(other) is None, "it says another epsilon than it uses"
+    assert norms.norm_of(other) is None, "it says another epsilon than it uses"
 
 
 class MLP(nn.Module):
@@ -164,7 +189,7 @@ class MLP(nn.Module):
 def test_gated_mlps_share_the_memory_of_one_matrix(name: str) -> None:
     mlp, x = MLP(name), torch.randn(3, 32)
     expected = mlp(x)
-    found = matching.gated_of(mlp)
+    found = mlps.gated_of(mlp)
     assert found is not None and found.activation == name
     torch.testing.assert_close(GatedModule(found, torch_backend())(x), expected)
     torch.testing.assert_close(mlp(x), expected)
@@ -173,9 +198,51 @@ def test_gated_mlps_share_the_memory_of_one_matrix(name: str) -> None:
 
 @torch.no_grad()
 def test_other_mlps_are_left_alone() -> None:
-    assert matching.gated_of(MLP("tanh")) is None
-    assert matching.gated_of(MLP("silu", times=1.01)) is None
-    assert matching.gated_of(MLP("silu", limit=16.0)) is None, "no small input reaches it"
+    assert mlps.gated_of(MLP("tanh")) is None
+    assert mlps.gated_of(MLP("silu", times=1.01)) is None
+    assert mlps.gated_of(MLP("silu", limit=16.0)) is None, "no small input reaches it"
+
+
+class Plain(nn.Module):
+    """An MLP without a gate."""
+
+    def __init__(self, name: str, limit: float = torch.inf) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(32, 48), nn.Linear(48, 32)
+        self.activation_fn, self.limit = UNGATED[name] if name in UNGATED else getattr(torch, name), limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.fc2(self.activation_fn(self.fc1(x)).clamp(max=self.limit))
+        return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", UNGATED)
+def test_mlps_of_two_products_are_found_by_their_activations(name: str) -> None:
+    mlp, x = Plain(name), torch.randn(2, 3, 32)
+    found = mlps.ungated_of(mlp)
+    assert found is not None and found.activation == name
+    torch.testing.assert_close(UngatedModule(found, torch_backend())(x), mlp(x))
+
+
+@torch.no_grad()
+def test_other_mlps_of_two_products_are_left_alone() -> None:
+    assert mlps.ungated_of(Plain("tanh")) is None
+    assert mlps.ungated_of(Plain("relu", limit=16.0)) is None, "no small input reaches it"
+
+
+@torch.no_grad()
+def test_layer_norms_are_told_apart() -> None:
+    plain = nn.LayerNorm(48)
+    plain.weight.normal_()
+    plain.bias.normal_()
+    found = norms.layer_norm_of(plain)
+    assert found is not None and found.bias is not None and found.eps == plain.eps
+    assert norms.layer_norm_of(nn.LayerNorm(48, bias=False)) is not None
+    assert norms.layer_norm_of(Norm(0.0, -0.5, 0.0)) is None, "an RMSNorm"
+    other = nn.LayerNorm(48, eps=1e-5)
+    other.variance_epsilon = 1e-3  # type: ignore[assignment]
+    assert norms.layer_norm_of(other) is None, "it says another epsilon than it uses"
 
 
 def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) -> None:

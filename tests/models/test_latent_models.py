@@ -19,7 +19,7 @@ from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.general import latent, paged_attention
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
-from quire.kernels.attention.index_scores import index_scores_reference
+from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.gpu import NO_GPU
@@ -168,7 +168,7 @@ def test_a_graph_holds_decodes_with_more_tokens_than_an_indexer_chooses(
     """Where what scores is known; rows that pad a step are scored with the others."""
     save_tiny("deepseek_v32", tmp_path, index_topk=30)  # of prompts of 25, and answers of 9
     kept = answers(tmp_path)
-    monkeypatch.setattr(paged_attention, "score_by", lambda gpu: index_scores_reference)
+    monkeypatch.setattr(paged_attention, "index_by", lambda gpu: REFERENCE)
     core = started(tmp_path)
     runner = core.runner
     assert isinstance(runner, ModelRunner) and runner.graphs_may_choose

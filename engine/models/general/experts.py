@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from quire.engine.models.general.attention import NAME
-from quire.engine.models.general.matching import alike
+from quire.engine.models.general.proof import alike
 from quire.kernels.experts.experts import experts
 from quire.kernels.experts.gating import gated_reference
 from quire.kernels.experts.weights import Experts, Limited

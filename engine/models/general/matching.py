@@ -1,97 +1,29 @@
-"""Parts of a model that are what kernels here compute: found by name and shape, and proved by their numbers.
+"""Attention and routers of a model that are what kernels here compute: found by name and shape, and proved.
 
 Each function runs a module, or takes what it was seen to do, and compares; it returns None for what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.general.division.modules import Summed
+from quire.engine.models.general.norms import norm_of
 from quire.engine.models.general.observed import Passage, SeenLayer
+from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, linears, merged, noise
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.write_kv import rotate
 from quire.kernels.experts.routing import route_reference
 from quire.kernels.linear.linear import Linear
-from quire.kernels.pointwise.activation import ACTIVATIONS, Activation
 from quire.kernels.pointwise.norm import rms_norm_reference
 
-# Of a vector, by its length: what other places of rounding leave, and nothing else does.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-_ROWS = 4
-_LARGE = 100.0  # of a gate: more than any limit that models have, and its square is within fp16
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query", "key", "value"), ("wq", "wk", "wv"))
 _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
-_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"))
-_DOWN = ("down_proj", "w2")
-_ACTIVATION = ("act_fn", "activation_fn", "act")
-
-
-def alike(ours: Tensor, theirs: Tensor, *, times: float = 1.0) -> bool:
-    """Return whether vectors [..., N] differ by rounding only."""
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        return False
-    wide = theirs.float()
-    apart = (ours.float() - wide).norm(dim=-1)
-    return bool((apart <= times * _TOLERANCE[theirs.dtype] * wide.norm(dim=-1)).all())  # NaN never is
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    weight: Tensor
-    eps: float
-
-
-def norm_of(module: nn.Module) -> Norm | None:
-    """Return the RMSNorm that a module is; fp32 weights are one more than the module's."""
-    weight = getattr(module, "weight", None)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    named = [name for name, _ in module.named_parameters()]
-    if named != ["weight"] or weight is None or weight.dim() != 1 or not isinstance(eps, float):
-        return None
-    if weight.dtype not in _TOLERANCE:
-        return None
-    # Small ones show the epsilon, and what they have in common tells it from a layer norm.
-    sizes = torch.tensor([[1e-3], [1e-2], [1.0], [30.0]], device=weight.device)
-    x = (sizes * (_noise(_ROWS, len(weight), weight).float() + 0.5)).to(weight.dtype)
-    theirs = _called(module, x)
-    for candidate in (weight.data, 1.0 + weight.data.float()):
-        if theirs is not None and alike(rms_norm_reference(x, candidate, eps), theirs):
-            return Norm(candidate, eps)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """down(activation(gate) · up)."""
-
-    gate_up: Linear
-    down: Linear
-    activation: Activation
-
-
-def gated_of(module: nn.Module) -> Gated | None:
-    """Return the gated MLP that a module is. Its gate and up projection are one matrix then."""
-    into, down = _linears(module, _GATE_UP), _linears(module, [(name,) for name in _DOWN])
-    activation = _activation_of(module)
-    if into is None or down is None or activation is None:
-        return None
-    gated = Gated(merged(into), merged(down), activation)
-    x = _noise(_ROWS, into[0].in_features, into[0].weight)
-    largest = gated.gate_up(x).abs().max().float().clamp(min=1e-2)
-    for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them
-        theirs = _called(module, each)
-        gate, up = gated.gate_up(each).chunk(2, dim=-1)
-        ours = gated.down(ACTIVATIONS[activation](gate) * up)
-        if theirs is None or not alike(ours, theirs):
-            return None
-    return gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +49,7 @@ def attention_of(
     same.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
-    qkv, output = _linears(module, _QKV), _linears(module, [(name,) for name in _OUTPUT])
+    qkv, output = linears(module, _QKV), linears(module, [(name,) for name in _OUTPUT])
     head_dim = call.q.shape[-1]
     if qkv is None or output is None or {call.k.shape[-1], call.v.shape[-1]} != {head_dim} or head_dim % 2:
         return None
@@ -175,10 +107,10 @@ def router_of(module: nn.Module) -> Router | None:
     state = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     if not isinstance(top, int) or not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
-    if weight.dtype not in _TOLERANCE or not state <= {"weight", "bias"} or not 0 < top <= len(weight):
+    if weight.dtype not in TOLERANCE or not state <= {"weight", "bias"} or not 0 < top <= len(weight):
         return None
     product = Linear(weight.data, None if bias is None else bias.data)
-    x = 4 * _noise(_ROWS, weight.shape[1], weight) / weight.float().norm(dim=1).mean()  # logits well apart
+    x = 4 * noise(ROWS, weight.shape[1], weight) / weight.float().norm(dim=1).mean()  # logits well apart
     x = x.to(weight.dtype)
     try:
         theirs = module(x)
@@ -199,7 +131,7 @@ def _part_of_router(theirs: Any, logits: Tensor, weights: Tensor, index: Tensor)
         return None
     if theirs.dtype == torch.int64:
         return "index" if torch.equal(theirs, index) else None
-    if theirs.dtype not in _TOLERANCE:
+    if theirs.dtype not in TOLERANCE:
         return None
     for name, ours in (("weights", weights), ("logits", logits)):
         if alike(ours.to(theirs.dtype), theirs):
@@ -242,30 +174,6 @@ def rope_table(rotation: Passage, positions: Tensor, max_len: int) -> Tensor | N
     return torch.cat((cos[0], sin[0]), dim=1)
 
 
-def merged(parts: Sequence[nn.Linear]) -> Linear:
-    """Return layers of one input as one, whose memory they share from then on."""
-    first = parts[0]
-    if len(parts) == 1:
-        summed: Any = first.forward
-        ranks = summed.ranks if isinstance(summed, Summed) else None
-        return Linear(first.weight.data, None if first.bias is None else first.bias.data, ranks)
-    weight, bias = torch.cat([each.weight.data for each in parts]), None
-    if any(each.bias is not None for each in parts):
-        bias = torch.cat(
-            [weight.new_zeros(each.out_features) if each.bias is None else each.bias.data for each in parts]
-        )
-    begin = 0
-    for each in parts:
-        rows = slice(begin, begin + each.out_features)
-        each.weight.data = weight[rows]
-        if each.bias is not None and bias is not None:
-            each.bias.data = bias[rows]
-        begin = rows.stop
-    if weight.is_cuda:  # memory that layers had apart is none that they fit in together
-        torch.cuda.empty_cache()
-    return Linear(weight, bias)
-
-
 def _heads(qkv: Tensor, layer: AttentionLayer, positions: Tensor) -> tuple[Tensor, ...]:
     """Return q [T, Hq, D], k and v [T, Hkv, D], normed and rotated."""
     heads = qkv.unflatten(1, (-1, layer.head_dim))
@@ -291,46 +199,3 @@ def _head_norms(module: nn.Module, head_dim: int) -> tuple[Tensor | None, Tensor
             return None
         return q_norm.weight, k_norm.weight, q_norm.eps
     return None, None, 0.0
-
-
-def _linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Linear] | None:
-    """Return the plain linear layers that a module has under one of the names; None: there are none."""
-    for each in names:
-        found = [getattr(module, name, None) for name in each]
-        if all(type(part) is nn.Linear and part.weight.dtype in _TOLERANCE for part in found):
-            # Of divided ones, those that are summed alone are what they are by their weights.
-            forwards = [vars(part).get("forward") for part in found]
-            last = isinstance(forwards[0], Summed) and len(found) == 1
-            return found if last or not any(forwards) else None  # type: ignore[return-value]
-    return None
-
-
-def _activation_of(module: nn.Module) -> Activation | None:
-    function: Callable[[Tensor], Tensor] | None = next(
-        (getattr(module, name) for name in _ACTIVATION if callable(getattr(module, name, None))), None
-    )
-    if function is None:
-        return None
-    x = torch.linspace(-6, 6, 997)
-    try:
-        theirs = function(x)
-    except Exception:  # it may want anything
-        return None
-    for name, ours in ACTIVATIONS.items():
-        if isinstance(theirs, Tensor) and torch.allclose(ours(x), theirs, rtol=0, atol=2e-6):
-            return name
-    return None
-
-
-def _noise(rows: int, columns: int, like: Tensor) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(columns)
-    return torch.randn(rows, columns, device=like.device, generator=generator).to(like.dtype)
-
-
-def _called(module: nn.Module, x: Tensor) -> Tensor | None:
-    """Return what a module gives of x; None where it takes or gives something else."""
-    try:
-        out = module(x)
-    except Exception:  # modelling code may want anything
-        return None
-    return out if isinstance(out, Tensor) else None

@@ -6,7 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.engine.models.general.matching import Attending, Gated, Norm, Router
+from quire.engine.models.general.matching import Attending, Router
+from quire.engine.models.general.mlps import Gated, Ungated
+from quire.engine.models.general.norms import Norm
+from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import Hidden
@@ -24,6 +27,33 @@ class NormModule:
         return self._backend.rms_norm(rows, self._norm.weight, self._norm.eps).view(hidden_states.shape)
 
 
+class LayerNormModule:
+    """x [..., H] -> [..., H]."""
+
+    def __init__(self, norm: LayerNorm, backend: Backend) -> None:
+        self._norm, self._layer_norm = norm, backend.layer_norm
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        norm, rows = self._norm, hidden_states.reshape(-1, hidden_states.shape[-1])
+        return self._layer_norm(rows, norm.weight, norm.bias, norm.eps).view(hidden_states.shape)
+
+
+class UngatedModule:
+    """x [..., H] -> [..., H], plus what it is given besides, if it is one that adds."""
+
+    def __init__(self, ungated: Ungated, backend: Backend) -> None:
+        self._ungated, self._backend = ungated, backend
+
+    def __call__(self, hidden_states: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = self.of(hidden_states.reshape(-1, hidden_states.shape[-1])).view(hidden_states.shape)
+        return out if residual is None else out + residual
+
+    def of(self, x: Tensor) -> Tensor:
+        """Compute x [T, H] -> [T, H]."""
+        ungated, backend = self._ungated, self._backend
+        return backend.linear(backend.activated_linear(x, ungated.up, ungated.activation), ungated.down)
+
+
 class GatedModule:
     """x [..., H] -> [..., H]."""
 
@@ -35,21 +65,21 @@ class GatedModule:
 
     def of(self, x: Tensor) -> Tensor:
         """Compute x [T, H] -> [T, H]."""
-        gated = self._gated
-        return gated.down(self._backend.gated(gated.gate_up(x), gated.activation))
+        gated, backend = self._gated, self._backend
+        return backend.linear(backend.gated(backend.linear(x, gated.gate_up), gated.activation), gated.down)
 
 
 class AttentionModule:
     """hidden_states [1, T, H] -> ([1, T, H], None); cosines and sines that it is given are known already."""
 
-    def __init__(self, module: nn.Module, attending: Attending) -> None:
-        self._module, self._attending = module, attending
+    def __init__(self, module: nn.Module, attending: Attending, backend: Backend) -> None:
+        self._module, self._attending, self._linear = module, attending, backend.linear
 
     def __call__(self, hidden_states: Tensor, *others: Any, **given: Any) -> tuple[Tensor, None]:
         attending, module = self._attending, self._module
-        qkv = attending.qkv(hidden_states[0])
+        qkv = self._linear(hidden_states[0], attending.qkv)
         attended = module.quire.attend(module.layer_idx, qkv, attending.layer)  # type: ignore[operator, union-attr]
-        return attending.output(attended)[None], None
+        return self._linear(attended, attending.output)[None], None
 
 
 class RouterModule:

@@ -1,4 +1,4 @@
-"""Scores of an indexer over a paged cache of its keys: against fp64."""
+"""What an indexer does over a paged cache of its keys: scores against fp64, rotation, and the best."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from paged import make_paged
 
-from quire.kernels.attention.index_scores import IndexQueries, index_scores, index_scores_reference
+from quire.kernels.attention.index.best import best_tokens
+from quire.kernels.attention.index.rotation import rotate_index, rotate_index_reference
+from quire.kernels.attention.index.scores import IndexQueries, index_scores, index_scores_reference
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.formats.layer_cache import LayerCache
 
@@ -45,3 +47,45 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
     cache = LayerCache(paged.kv[:, :1], UNSCALED[torch.float32], latent=16)
     with pytest.raises(ValueError, match=r"queries \(1, 4, 24\) in torch.float32 do not score keys"):
         index_scores(IndexQueries(q, weights, none, none, 1.0, 1), paged.block_tables, cache, 4)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("last", "heads", "width", "rotated"), [(False, 3, 24, 8), (True, 70, 16, 16)])
+def test_rotation_is_rounded_as_the_models_own(
+    interleaved: bool,
+    last: bool,
+    heads: int,
+    width: int,
+    rotated: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    x = torch.randn(5, heads, width).to(device, dtype)
+    angles = torch.randn(5, rotated // 2, device=device).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    found, expected = (
+        rotate(x, cos, sin, interleaved=interleaved, last=last)
+        for rotate in (rotate_index, rotate_index_reference)
+    )
+    tolerance = 1e-6 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("longest", [100, 700])
+def test_the_best_are_found_and_of_equal_ones_the_first(longest: int, device: torch.device) -> None:
+    """Of tokens that see all, few, and no more than are chosen; scores of all sizes, many of them equal."""
+    most = 40
+    scores = (
+        torch.randn(5, longest).exp() * torch.randn(5, longest).sign() * 10.0 ** torch.arange(-2, 3)[:, None]
+    )
+    scores[1] = scores[1].round()
+    scores[2, ::3] = scores[2, 5]
+    scores[3, 1::2] = -0.0
+    scores[3, ::2] = 0.0
+    positions = torch.tensor([longest - 1, longest - 1, 60, 50, most - 1], dtype=torch.int32)
+    for token, position in enumerate(positions.tolist()):
+        scores[token, position + 1 :] = torch.nan  # nobody may look there
+    found = best_tokens(scores.to(device), positions.to(device), most).cpu()
+    for token, position in enumerate(positions.tolist()[:4]):
+        by_falling_score = scores[token, : position + 1].sort(descending=True, stable=True).indices[:most]
+        assert found[token].tolist() == by_falling_score.sort().values.tolist()

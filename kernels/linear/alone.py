@@ -1,0 +1,96 @@
+"""Products outside a planned layer, whose kernels are chosen when they are called, as those of layers are."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from quire.kernels.gpu import Gpu, gpu_of
+from quire.kernels.linear import skinny
+from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.linear import Linear, Matrix
+from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
+from quire.kernels.linear.recipes import ADD_LAYER_NORM, PROJECT_IN, Product
+from quire.kernels.pointwise.activation import UNGATED, UngatedActivation, activated
+from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference
+from quire.kernels.recipes import Chosen, choose
+from quire.kernels.tuning import H100, Tuning
+
+
+def linear(x: Tensor, layer: Linear) -> Tensor:
+    """Multiply x [T, K] by the whole weight -> [T, N]; with some of the inputs here, sum over the ranks."""
+    if not _has_kernels(x, layer):
+        return layer(x)
+    x = x.contiguous()
+    chosen = plan_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+    return chosen.run(Hidden(x, x), layer.weight, 0.0, layer)
+
+
+def activated_linear(x: Tensor, layer: Linear, activation: UngatedActivation) -> Tensor:
+    """Compute the activation of `linear` of x."""
+    if len(x) != 1 or not _has_kernels(x, layer):
+        return activated(linear(x, layer), activation)
+    out = torch.empty(1, layer.weight.shape[0], dtype=x.dtype, device=x.device)
+    linear_of_one(
+        out, x, layer.weight, layer.bias, None, 0.0, gated=False, added=False, activation=activation
+    )
+    return out
+
+
+def add_linear(
+    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Add `linear` of x to residual [T, N] in place; return the layer norm of the sum [T, N]."""
+    if not _has_kernels(x, layer):
+        return add_layer_norm(layer(x), residual, weight, bias, eps)
+    x = x.contiguous()
+    chosen = plan_add_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+    return chosen.run(residual, x, layer, weight, bias, eps)
+
+
+@lru_cache(maxsize=4096)  # steps without a graph have any number of tokens
+def plan_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[ProjectIn]:
+    """Return what multiplies tokens, a `Hidden` with its norm at hand, by a weight."""
+    return choose(PROJECT_IN, _product(gpu, dtype, tokens, weight, tuning))
+
+
+@lru_cache(maxsize=4096)
+def plan_add_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[AddLayerNorm]:
+    """Return what adds a product of tokens to the residual, and gives the layer norm of that."""
+    return choose(ADD_LAYER_NORM, _product(gpu, dtype, tokens, weight, tuning))
+
+
+def _product(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning) -> Product:
+    narrow = weight.inputs <= tuning.fused_columns
+    fits = skinny.supports(gpu, dtype, 1, weight, gated=False)
+    fused = gpu.has_kernels and tokens <= (skinny.MOST_TOKENS if narrow and fits else 1)
+    return Product(gpu, dtype, tokens, weight, tuning, fused)
+
+
+def _has_kernels(x: Tensor, layer: Linear) -> bool:
+    """Tell whether kernels take a product: of the whole, and of one dtype."""
+    same = x.dtype == layer.weight.dtype and layer.weight.is_contiguous()
+    return len(x) > 0 and same and layer.ranks is None
+
+
+def linear_reference(x: Tensor, layer: Linear) -> Tensor:
+    """Do the same as `linear` in plain torch."""
+    return layer(x)
+
+
+def activated_linear_reference(x: Tensor, layer: Linear, activation: UngatedActivation) -> Tensor:
+    """Do the same as `activated_linear` in plain torch."""
+    return UNGATED[activation](layer(x))
+
+
+def add_linear_reference(
+    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Do the same as `add_linear` in plain torch."""
+    return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
