@@ -37,7 +37,6 @@ def test_scores_of_tokens_of_several_rows(
         products = q[token].double() @ paged.keys[row][: position + 1, 0].double().T * 0.3
         expected = weights[token].double() @ products.relu()
         torch.testing.assert_close(found[token, : position + 1].double(), expected, atol=1e-4, rtol=1e-5)
-        assert (found[token, position + 1 :] == -torch.inf).all()
 
 
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:

@@ -162,11 +162,11 @@ def test_all_that_an_engine_does_with_blocks(
     assert answers(tmp_path) == kept
 
 
-def test_a_graph_holds_decodes_with_more_tokens_than_an_indexer_chooses(
+def test_graphs_hold_steps_with_more_tokens_than_an_indexer_chooses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where what scores is known; rows that pad a step are scored with the others."""
-    save_tiny("deepseek_v32", tmp_path, index_topk=30)  # of prompts of 25, and answers of 9
+    save_tiny("deepseek_v32", tmp_path, index_topk=26)  # of prompts of 25, and answers of 9
     kept = answers(tmp_path)
     monkeypatch.setattr(paged_attention, "index_by", lambda gpu: REFERENCE)
     core = started(tmp_path)
@@ -174,6 +174,10 @@ def test_a_graph_holds_decodes_with_more_tokens_than_an_indexer_chooses(
     assert isinstance(runner, ModelRunner) and runner.graphs_may_choose
     runner.add_graphs(lambda run: run)
     assert answered(core) == kept
-    assert runner.decode_graphs is not None and runner.choosing_graphs is not None
-    for graphs in (runner.decode_graphs, runner.choosing_graphs):
-        assert any(size.misses for size in graphs.sizes)
+    families = (
+        runner.decode_graphs,
+        runner.mixed_graphs,
+        runner.choosing_graphs,
+        runner.mixed_choosing_graphs,
+    )
+    assert all(graphs and any(size.misses for size in graphs.sizes) for graphs in families)

@@ -36,7 +36,8 @@ def best_tokens(scores: Tensor, positions: Tensor, most: int) -> Tensor:
 
 def best_tokens_reference(scores: Tensor, positions: Tensor, most: int) -> Tensor:
     """Do the same as `best_tokens` in plain torch, but of equal scores any are taken."""
-    return scores.topk(most, dim=-1, sorted=False).indices
+    unseen = torch.arange(scores.shape[1], device=scores.device) > positions[:, None]
+    return scores.masked_fill(unseen, -torch.inf).topk(most, dim=-1, sorted=False).indices
 
 
 @triton.jit
