@@ -76,6 +76,7 @@ class InFlightStep(msgspec.Struct):
     filled: Filled  # sequences that filled blocks, by then
     transfers: Transfers
     begun: list[SequenceGroup] = []  # that decode once it is done
+    in_lockstep: bool = False  # a sample is of a group that its commit lets go on
     handle: StepHandle | None = None  # once it is launched
 
     def forget_row(self, sequence: Sequence) -> None:
@@ -88,6 +89,7 @@ class StepDraft(msgspec.Struct):
     """The work of a step besides its decodes."""
 
     budget: int = 0  # tokens still to give away
+    gathers: bool = False  # groups in lockstep are held until those in flight can go on with them
     prefills: list[Prefill] = []
     starts: list[RowStart] = []
     preempted: set[int] = set()  # rows
@@ -113,6 +115,14 @@ class StepDraft(msgspec.Struct):
                 num_candidates=group.beams.num_candidates if group.beams is not None else 0,
             )
         )
+
+    def holds(self, group: SequenceGroup) -> bool:
+        """Return whether `group` is left out of this step, to go on together with those in flight.
+
+        A step of all groups in lockstep takes little longer than one of half of them, which would follow
+        each other for good once they had begun apart.
+        """
+        return self.gathers and group.in_lockstep
 
     def await_blocks(self, group: SequenceGroup) -> None:
         """Leave `group` alone until this step's transfers are done: its blocks are on their way."""

@@ -91,12 +91,13 @@ class Scheduler:
         `now`: monotonic seconds. `only`: of those that wait, no others are let in.
         """
         self.blocks.ring.begin_step(now, len(self.state.waiting) - self.state.num_swapped)
-        draft = StepDraft()
+        draft = StepDraft(gathers=any(step.in_lockstep for step in self.state.in_flight))
         decodes = self._schedule_decodes(draft)
         draft.budget = self.max_num_batched_tokens - len(decodes)
         prefilling = self._prefilling()
         for group in prefilling:
-            self._schedule_prefill(draft, group)
+            if not draft.holds(group):
+                self._schedule_prefill(draft, group)
         if draft.preempted:
             draft.forget_preempted()
             decodes = decodes[self.rows.decoding[decodes]]
@@ -156,11 +157,14 @@ class Scheduler:
                     group.beams.pending = True
             if waiting:
                 rows.pause(waiting)
+                step.in_lockstep = True
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Index:
         columns = self.rows
         rows = columns.decodes()
+        if draft.gathers:
+            rows = rows[~columns.in_lockstep[rows]]
         contexts = columns.context.take(rows)
         more = contexts < columns.limit.take(rows)
         full = rows[more & (contexts == columns.capacity.take(rows))]
@@ -189,7 +193,8 @@ class Scheduler:
         columns = self.rows
         for row, sequence in sorted(self.state.shared_tails.items(), key=lambda item: item[1].group.order):
             # Not while its blocks are on their way, and not once it was preempted for an older one.
-            if columns.decoding[row] and columns.context[row] < columns.limit[row]:
+            may_decode = columns.decoding[row] and not draft.holds(sequence.group)
+            if may_decode and columns.context[row] < columns.limit[row]:
                 self.preemption.ensure_writable(draft, sequence, int(columns.context[row]))
 
     def _prefilling(self) -> list[SequenceGroup]:
@@ -266,6 +271,8 @@ class Scheduler:
             if group.transferring:
                 note_wait(self.state, "blocks")
                 return
+            if draft.holds(group):
+                return  # for a step: what it waited for before, if anything, says more
             spare = self._watermark if state.running else 0
             if len(group.live) > self.rows.num_free:
                 note_wait(self.state, "sequences", len(group.live))

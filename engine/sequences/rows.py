@@ -58,6 +58,7 @@ class Rows:
         self.given_back = np.zeros(size, np.int64)  # tokens behind windows, over all tables of the row
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
+        self.in_lockstep = np.zeros(size, np.bool_)  # as the sequence's group is
         self._needs_host = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
         # What samples are booked by, as Python's own objects.
@@ -91,6 +92,7 @@ class Rows:
         self.capacity[row] = 0
         self.limit[row] = group.num_prompt + group.request.params.max_tokens - 1
         self.decoding[row] = False
+        self.in_lockstep[row] = group.in_lockstep
         self._order[row] = group.order * MAX_SEQUENCES + sequence.index
         self.note_special(sequence)
         return row

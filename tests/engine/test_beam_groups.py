@@ -142,3 +142,30 @@ def test_a_search_that_meets_a_nan_ends_alone(num_blocks: int) -> None:
             assert [output.tokens for output in got[request.id]] == expected_beams(request, EOS)
     assert (core.scheduler.preemption.swaps > 0) == (num_blocks < 80)
     assert core.scheduler.blocks.pool.num_free == num_blocks
+
+
+def test_searches_that_begin_apart_go_on_together() -> None:
+    """A step computes all beams there are; those of a request with samples alone go on in each step."""
+    core = make_core(80, BLOCK_SIZE, ROWS, 40, caching=False)
+    decodes: list[int] = []
+
+    def add(number: int, width: int) -> None:
+        params = SamplingParams(temperature=0.0, beam_width=width, max_tokens=8, ignore_eos=True)
+        core.add(Request(number, PROMPT, params))
+
+    def steps(count: int) -> list[int]:
+        """Return how many rows decode in each of the steps that are launched, prefills aside."""
+        decodes.clear()
+        for _ in range(count):
+            core.step()
+            decodes.extend([] if core.plan is None else [core.plan.num_decodes])
+        return decodes
+
+    add(0, WIDTH)
+    assert steps(1) == [0]
+    add(1, WIDTH)  # while the first one's prompt is computed, which is then to be chosen from
+    assert steps(1) == []
+    assert steps(2) == [WIDTH]
+    assert steps(4) == [2 * WIDTH, 2 * WIDTH]
+    add(2, width=0)
+    assert steps(6) == [2 * WIDTH, 1, 1 + 2 * WIDTH, 1, 1 + 2 * WIDTH, 1]
