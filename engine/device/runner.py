@@ -225,13 +225,13 @@ class ModelRunner:
         if self.pooler is not None:
             return self._pooled(plan, self.pooler)
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
-        tokens, rows = sampled.tokens, plan.sample_rows.tolist()
-        self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state, self.last_tokens)
-        wanted, k = self.processor.wanted_logprobs(rows)
+        tokens = sampled.tokens
+        self.processor.redraw(sampled.logits, tokens, plan, self.row_state.state, self.last_tokens)
+        wanted, k = self.processor.wanted_logprobs(plan.sample_rows)
         return DeviceResult(
             tokens=tokens,
-            logprob_samples=np.array(wanted, np.int32),
-            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if wanted else None,
+            logprob_samples=wanted,
+            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if len(wanted) else None,
             prompt_logprobs=sampled.prompt_logprobs,
         )
 
@@ -451,7 +451,7 @@ class ModelRunner:
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         return self.vocabulary.sample(logits, rows, positions, self.row_state.state, self.last_tokens)
 
-    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
+    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: Int32, k: int) -> DeviceLogprobs:
         if len(wanted) < len(tokens):
             index = sent(wanted, torch.int64, self.device)
             logits, tokens = logits[index], tokens[index]
