@@ -171,9 +171,9 @@ def _warm_up_general(runner: ModelRunner) -> bool:
             ", ".join(reads),
         )
         return False
-    if chosen := runner.model.config.chosen_tokens:
-        which = "steps of prompts" if runner.graphs_may_choose else "steps"
-        logger.info("%s with more than %d tokens of a row run without CUDA graphs, and slower", which, chosen)
+    chosen = runner.model.config.chosen_tokens
+    if chosen and not runner.graphs_may_choose:
+        logger.info("steps with more than %d tokens of a row run without CUDA graphs, and slower", chosen)
     runner.warm_up()
     return True
 

@@ -42,6 +42,14 @@ def sharing_sizes(max_batch: int) -> list[int]:
     return sorted({*range(32, max_batch, 32), max_batch} if max_batch >= 32 else ())
 
 
+def choosing_sizes(max_tokens: int) -> list[int]:
+    """Return the token counts worth a graph of mixed steps that choose what they attend to.
+
+    They are few: what pads a step chooses nothing, and larger steps take longer to compute than to launch.
+    """
+    return sorted({min(size, max_tokens) for size in (32, 64, 128, 256, 512)})
+
+
 def mixed_sizes(max_tokens: int, layer_weights: int) -> list[int]:
     """Return the token counts of mixed steps worth a graph, a full step's too if it is worth one.
 

@@ -22,6 +22,8 @@ from quire.kernels.formats.kv_scales import SCALE_TYPE
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import NO_GPU, Gpu
 
+_LARGEST_GROUP = 15  # query heads of a kv head, up to which fp12 was timed against the model's own type
+
 
 def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int:
     """Return the bytes that `block_size` tokens take in a cache group: keys and values, then their scales.
@@ -58,12 +60,13 @@ def automatic_format(config: ModelConfig, dtype: torch.dtype, gpu: Gpu, block_si
 
     That is fp12 where Hopper's prefill attention takes what it is dequantized to (see `dequantized_dtype`)
     and `quire.kernels.attention.hopper_decode.decode` its planes: elsewhere it would be slower than dtype
-    itself. Nor is it of use in models of so few layers that with one of them dequantized they take as much
-    memory.
+    itself. Models with larger groups than were timed keep theirs; nor is it of use in those of so few layers
+    that with one of them dequantized they take as much memory.
     """
     dequantized = dequantized_dtype(config, FP12, dtype, gpu, block_size)
     group = config.largest_group
-    if dequantized is None or not hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size):
+    takes = hopper_decode.takes_heads(gpu, dtype, config.head_dim, group, block_size)
+    if dequantized is None or not takes or group > _LARGEST_GROUP:
         return UNSCALED[dtype]
     taken = bytes_per_block(config, 1, FP12) + dequantized_bytes_per_block(config, 1, dequantized)
     return FP12 if taken < bytes_per_block(config, 1, UNSCALED[dtype]) else UNSCALED[dtype]

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from quire.engine.arrays import Int32, empty_int32
-from quire.engine.device.graphs import Captures, Graphs, Record, decode_sizes, mixed_sizes, sharing_sizes
+from quire.engine.device.graphs import (
+    Captures,
+    Graphs,
+    Record,
+    choosing_sizes,
+    decode_sizes,
+    mixed_sizes,
+    sharing_sizes,
+)
 from quire.engine.device.inputs import (
     PER_ROW,
     PER_TOKEN,
@@ -119,8 +127,10 @@ class ModelRunner:
                 width = rows_of_cascade(config.largest_group)
                 self.cascades = Cascades(rows, cache.block_size, width)
         self.decode_graphs: Graphs | None = None
-        self.choosing_graphs: Graphs | None = None
         self.mixed_graphs: Graphs | None = None
+        # Where a row may have more tokens than indexers choose of them.
+        self.choosing_graphs: Graphs | None = None
+        self.mixed_choosing_graphs: Graphs | None = None
         self.captures: Captures | None = None
 
     @property
@@ -133,36 +143,45 @@ class ModelRunner:
         """Whether the model has indexers, and kernels choose tokens for all of them."""
         return self.model.config.chosen_tokens > 0 and getattr(self.model, "knows_indexers", False)
 
-    def _step_sizes(self) -> tuple[Graphs, Graphs, Graphs]:
+    def _step_sizes(self) -> tuple[Graphs, Graphs, Graphs, Graphs]:
         """Return all sizes that are worth a graph: decode steps by batch, and mixed ones by tokens.
 
-        Between them are decode steps that choose tokens to attend to, if a graph may hold what chooses.
+        Behind them are those that choose tokens to attend to, if graphs may hold what chooses.
         """
-        rows = self.limits.max_num_seqs
+        rows, at = self.limits.max_num_seqs, self.device
         decodes = [idle_decode(size, rows) for size in decode_sizes(rows)]
-        if self.cascades is not None:
-            decodes += [idle_decode(size, rows, self.cascades.width) for size in sharing_sizes(rows)]
-        decodes.sort(key=lambda inputs: len(inputs.rows))
-        choosing = [idle_decode(size, rows) for size in decode_sizes(rows)] if self.graphs_may_choose else []
         mixed = [list(chain(*idle_mixed(size, rows))) for size in self.mixed_sizes]
         if self.pooler is not None:
-            decodes, choosing = [], []
+            decodes = []
             mixed = [] if self.pooler.pooling.needs_all else mixed  # which give the newest tokens' states
+        choosing, mixed_choosing = [], []
+        if self.graphs_may_choose:
+            choosing = decodes
+            sizes = choosing_sizes(self.limits.max_num_batched_tokens)
+            mixed_choosing = [list(chain(*idle_mixed(size, rows))) for size in sizes] if mixed else []
+        if self.cascades is not None and decodes:
+            shared = [idle_decode(size, rows, self.cascades.width) for size in sharing_sizes(rows)]
+            decodes = sorted((*decodes, *shared), key=lambda inputs: len(inputs.rows))
         return (
-            Graphs("decode", lambda arrays: self._decode(DecodeInputs(*arrays)), decodes, self.device),
+            Graphs("decode", lambda arrays: self._decode(DecodeInputs(*arrays)), decodes, at),
+            Graphs("mixed", lambda arrays: (self._forward(*split_mixed(arrays)),), mixed, at),
+            Graphs("choosing decode", lambda arrays: self._decode(DecodeInputs(*arrays), ()), choosing, at),
             Graphs(
-                "choosing decode", lambda arrays: self._choose(DecodeInputs(*arrays)), choosing, self.device
+                "choosing mixed",
+                lambda arrays: (self._forward(*split_mixed(arrays), spans=()),),
+                mixed_choosing,
+                at,
             ),
-            Graphs("mixed", lambda arrays: (self._forward(*split_mixed(arrays)),), mixed, self.device),
         )
 
     def warm_up(self) -> None:
         """Run steps of every size that is worth a graph, so that all is compiled and loaded."""
-        decode, choosing, mixed = self._step_sizes()
+        decode, mixed, *choosing = self._step_sizes()
         # What takes longest to compile is asked for early: kernels of many tokens. Before it one decode: its
         # `token_places` is launched even where all else is only compiled, and should not have to wait. (The
         # other such kernel, `copy_pinned`'s, has been there since the runner was made.)
-        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:], *choosing.sizes):
+        others = [size for graphs in choosing for size in graphs.sizes]
+        for size in (*decode.sizes[:1], *reversed(mixed.sizes), *decode.sizes[1:], *others):
             self.queue.run(torch.inference_mode()(size.warm_up))
 
     def run_idle(self, tokens: int) -> Tensor:
@@ -175,7 +194,7 @@ class ModelRunner:
     def add_graphs(self, record: Record) -> None:
         """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
         families = self._step_sizes()
-        self.decode_graphs, self.choosing_graphs, self.mixed_graphs = families
+        self.decode_graphs, self.mixed_graphs, self.choosing_graphs, self.mixed_choosing_graphs = families
         self.captures = Captures([*families], record)
 
     @property
@@ -192,7 +211,8 @@ class ModelRunner:
         """Forget all graphs, once nothing is under way; steps run without."""
         if self.captures is not None:
             self.queue.settle()
-            self.decode_graphs = self.choosing_graphs = self.mixed_graphs = self.captures = None
+            self.decode_graphs = self.mixed_graphs = self.captures = None
+            self.choosing_graphs = self.mixed_choosing_graphs = None
 
     def launch(self, plan: StepPlan) -> CudaHandle | ThreadHandle:
         """Start a step; return its handle, which its results are had from."""
@@ -239,37 +259,25 @@ class ModelRunner:
         moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
         cascades = (empty_int32(), empty_int32())
         spans = self._spans(plan)
-        if self.cascades is not None and not spans:
+        if self.cascades is not None and spans is None:
             cascades = self.cascades.find(plan.rows, plan.context_lens)
         inputs = decode_inputs(plan, cascades)
-        graphs = self.choosing_graphs if spans else self.decode_graphs
+        graphs = self.decode_graphs if spans is None else self.choosing_graphs
         size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         if moves:
             self._move(MoveInputs(*moves))
-        if size is not None:
-            logits, tokens = size.run()
-        elif spans:
-            logits, tokens = self._choose(DecodeInputs(*uploaded), spans)
-        else:
-            logits, tokens = self._decode(DecodeInputs(*uploaded))
+        logits, tokens = self._decode(DecodeInputs(*uploaded), spans) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
 
-    def _decode(self, inputs: DecodeInputs[Tensor]) -> tuple[Tensor, Tensor]:
-        """Compute a step of decodes and sample it; return logits [B, V / ranks] and tokens [B]."""
-        return self._decoded(inputs, self._decodes(inputs))
+    def _decode(
+        self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute a step of decodes and sample it; return logits [B, V / ranks] and tokens [B].
 
-    def _choose(self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Do the same where rows may have more tokens than indexers choose of them."""
-        return self._decoded(inputs, replace(self._decodes(inputs), token_rows=inputs.rows, spans=spans))
-
-    def _decoded(self, inputs: DecodeInputs[Tensor], batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-        logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
-        return logits, self._sample(logits, inputs.rows, inputs.context_lens)
-
-    def _decodes(self, inputs: DecodeInputs[Tensor]) -> ForwardBatch:
-        """Return a step of decodes as the layers take it."""
+        spans: as `_spans` gives them, or none of any rows.
+        """
         rows, context_lens = inputs.rows, inputs.context_lens
         tokens, positions, slots = self._places(None, rows, inputs.positions)
         shared = None
@@ -277,7 +285,7 @@ class ModelRunner:
             members = inputs.members.view(-1, self.cascades.width)
             lens = shared_lens(members, rows, context_lens, self.tables[0], self.cache.block_size)
             shared = SharedPrefixes(members, inputs.cascade_of, lens)
-        return ForwardBatch(
+        batch = ForwardBatch(
             tokens=tokens,
             positions=positions,
             slots=slots,
@@ -292,7 +300,11 @@ class ModelRunner:
                 for group in range(1, len(self.tables))
             ),
             group_of_layer=self.group_of_layer,
+            token_rows=None if spans is None else rows,
+            spans=spans or (),
         )
+        logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
+        return logits, self._sample(logits, rows, context_lens)
 
     def _mixed(self, plan: StepPlan) -> _Sampled:
         """Compute and sample prefill chunks, with or without decodes beside them.
@@ -324,7 +336,7 @@ class ModelRunner:
         whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
         """
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
-        graphs = None if whole or spans else self.mixed_graphs
+        graphs = self.mixed_graphs if spans is None else self.mixed_choosing_graphs
         if not whole:
             newest = newest_inputs(plan)
             inputs += newest
@@ -333,7 +345,7 @@ class ModelRunner:
         arrays = iter(self.staging.upload([*samples, *self._moves(plan), *extra]))
         drawn = SampleInputs(*islice(arrays, len(SampleInputs._fields)))
         moves = MoveInputs(*islice(arrays, len(MoveInputs._fields)))
-        size = None if graphs is None else graphs.load(inputs, self.staging)
+        size = None if graphs is None or whole else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
         self._move(moves)
         if size is None:
@@ -348,19 +360,20 @@ class ModelRunner:
         inputs: MixedInputs[Tensor],
         newest: NewestInputs[Tensor] | None,
         max_query_len: int | None = None,
-        spans: tuple[Span, ...] = (),
+        spans: tuple[Span, ...] | None = None,
         chunks: tuple[Span, ...] = (),
     ) -> Tensor:
         """Compute a mixed step; return the hidden states [R, H] of its newest tokens, or of all [T, H].
 
-        `max_query_len`: of the longest chunk, if it is known; `chunks`: all of them, if they are.
+        `max_query_len`: of the longest chunk, if it is known; `chunks`: all of them, if they are. spans: as
+        `_decode` has them.
         """
         batch, *others = [
             self._mixed_batch(group, inputs, newest, max_query_len, chunks)
             for group in range(len(self.tables))
         ]
         batch = replace(batch, other_groups=tuple(others), group_of_layer=self.group_of_layer)
-        if spans:
+        if spans is not None:
             batch = replace(batch, token_rows=inputs.token_rows, spans=spans)
         return self.model.forward(batch, self.cache.layers)
 
@@ -398,11 +411,11 @@ class ModelRunner:
 
     # -- parts of a step ---------------------------------------------------------------------------------
 
-    def _spans(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return what `ForwardBatch.spans` is to be; with any, no graph was recorded for a mixed step."""
+    def _spans(self, plan: StepPlan) -> tuple[Span, ...] | None:
+        """Return all rows where one has more tokens than indexers choose of them; else None."""
         chosen = self.model.config.chosen_tokens
         if not chosen or plan.context_lens.max() <= chosen:
-            return ()
+            return None
         each = (plan.rows, plan.query_lens, plan.context_lens)
         return tuple(map(Span, *(array.tolist() for array in each)))
 

@@ -157,7 +157,8 @@ def decode_splits(
         )
         prefixes = (shared.cascade_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     else:
-        splits = splits or plan_splits(count, num_kv_heads, max_tiles)
+        programs = num_kv_heads * (hopper.programs_of_group(group) if by is DecodeKernel.HOPPER else 1)
+        splits = splits or plan_splits(count, programs, max_tiles)
     if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
             f"{count} rows × {splits} splits × {num_q_heads} heads exceed the workspace's "

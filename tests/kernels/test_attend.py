@@ -45,6 +45,17 @@ SHAPES = [
     (4, 1, 128, 4, 20, True, False),
 ]
 SPLITS = [[None, 1], [3, 16], [8], [2, None], [1, 3], [16], [2], [1], [2], [None], [3]]
+# Groups that leave the newest key no lane, and such as two of Hopper's programs share.
+LARGE_GROUPS = [
+    (16, 1, 128, 16, 0, True, True),
+    (17, 1, 64, 16, 0, True, False),
+    (48, 2, 128, 32, 20, True, True),
+    (32, 1, 64, 64, 0, False, False),
+]
+if torch.cuda.is_available():
+    SHAPES += LARGE_GROUPS
+    SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS)
+LARGE = range(11, len(SHAPES))
 
 
 def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:
@@ -171,7 +182,10 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    with_dtypes((shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True))),
+    with_dtypes(
+        (shape,)
+        for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *(SHAPES[i] for i in LARGE))
+    ),
 )
 def test_a_long_row_beside_short_ones(shape, dtype, device):
     """Hopper divides it, and its last part sees to the newest token."""
@@ -337,7 +351,7 @@ def run_over_fp12(step: Step, function) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("full_device", "shape", "dtype"),
-    with_dtypes((full_device, SHAPES[i]) for full_device in (0, 1 << 10) for i in (0, 2, 5, 7, 8)),
+    with_dtypes((full_device, SHAPES[i]) for full_device in (0, 1 << 10) for i in (0, 2, 5, 7, 8, *LARGE)),
 )
 def test_over_an_fp12_cache(full_device, shape, dtype, device, monkeypatch):
     """By one kernel, or by one that writes and one that begins beside it; a row's keys have a NaN."""
@@ -360,7 +374,7 @@ def test_over_an_fp12_cache(full_device, shape, dtype, device, monkeypatch):
     ("shape", "splits", "dtype"),
     with_dtypes(
         (SHAPES[i], splits)
-        for i, plans in ((0, (1, 3)), (2, (16,)), (5, (16,)), (7, (1, 2)))
+        for i, plans in ((0, (1, 3)), (2, (16,)), (5, (16,)), (7, (1, 2)), *((i, (1, 2)) for i in LARGE))
         for splits in plans
     ),
 )
@@ -375,7 +389,13 @@ def test_splits_over_an_fp12_cache(shape, splits, dtype, device):
 
 @pytest.mark.parametrize("large", [torch.inf, 65408.0])
 @pytest.mark.parametrize(
-    ("shape", "splits"), [(SHAPES[5], 1), (SHAPES[5], 16), ((4, 1, 128, 16, 0, False, False), 1)]
+    ("shape", "splits"),
+    [
+        (SHAPES[5], 1),
+        (SHAPES[5], 16),
+        ((4, 1, 128, 16, 0, False, False), 1),
+        *((shape, 1) for shape in (SHAPES[i] for i in LARGE) if not any(shape[5:])),
+    ],
 )
 def test_an_fp12_cache_gets_what_rounding_gives_and_nothing_else(shape, splits, large, dtype, device):
     """Bit by bit, of heads that are neither normalised nor rotated; one value has what is too large."""

@@ -17,14 +17,14 @@ import torch
 from compiled import Case, ptx_and_shared, shared_bytes
 from gpus import GPUS
 
-from quire.kernels.attention import index_scores
+from quire.kernels.attention.index import best, rotation, scores
 from quire.kernels.attention.latent import decode, expanded, prefill
 from quire.kernels.attention.latent.tile import latent_tiles
 from quire.kernels.gpu import Gpu
 
 WIDTH, LATENT = 576, 512
 HEADS = (16, 128)
-INDEX_HEADS = (64, index_scores.MOST_HEADS)
+INDEX_HEADS = (64, scores.MOST_HEADS)
 SIZES = ((128, 64, 128), (192, 64, 256))  # of DeepSeek's heads, and of GLM-4.7 Flash's
 KERNELS = (
     ("decodes", decode._decode_kernel, 1),
@@ -67,10 +67,21 @@ def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
 
     types = dict.fromkeys(("block_tables", "rows", "positions"), "*i32") | {"scale": "fp32"}
     types |= dict.fromkeys(("scores", "weights"), "*fp32") | dict.fromkeys(("q", "kv"), f"*{name}")
-    kernel = index_scores._scores_kernel
+    kernel = scores._scores_kernel
     aligned = [each for each, kind in types.items() if kind[0] == "*"] + ["block_stride", "slot_stride"]
+    if dtype == torch.float32:
+        given = {"best": "*i32", "scores": "*fp32", "positions": "*i32"}
+        for block, warps in ((best.BLOCK, best.WARPS), (256, 4)):
+            case = Case(ASTSource, best._best_kernel, {"BLOCK": block}, given, given, {"num_warps": warps})
+            yield f"_best_kernel of {block}", case
+    given = dict.fromkeys(("out", "x", "cos", "sin"), f"*{name}")
+    turned = {"HEADS": 64, "GROUP": 32, "WIDTH": 128, "DIM": 128, "ROTATED": 64, "BEGIN": 0}
+    for interleaved in (False, True):
+        constants = {**turned, "INTERLEAVED": interleaved}
+        case = Case(ASTSource, rotation._rotate_kernel, constants, given, given, {"num_warps": 4})
+        yield f"_rotate_kernel {interleaved} in {name}", case
     for heads in INDEX_HEADS:
-        sizes, options = index_scores.program(heads, 128, dtype)
+        sizes, options = scores.program(heads, 128, dtype)
         case = Case(ASTSource, kernel, {**sizes, "BLOCK_SIZE": 16}, types, aligned, options)
         yield f"_scores_kernel of {heads} in {name}", case
 
@@ -102,7 +113,7 @@ def instructions() -> dict[str, str]:
     """Return by what the cases in bf16 multiply on Hopper."""
     found = {}
     for name, case in cases(GPUS[90]):
-        if "bf16" in name:
+        if "bf16" in name and "rotate" not in name:
             ptx, _ = ptx_and_shared(case, 90)
             found[name] = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "none"
     return found

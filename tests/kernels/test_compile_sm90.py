@@ -70,6 +70,12 @@ SPILLS_LIMIT = {
     "hopper_decode_new_split_fp12": 0,
     "hopper_decode_shared": 0,
     "hopper_decode_shared_fp12": 0,
+    "hopper_decode_new_group_16": 0,
+    "hopper_decode_new_group_24": 0,
+    "hopper_decode_shared_group_32": 0,
+    "hopper_decode_new_group_16_fp12": 0,
+    "hopper_decode_new_group_24_fp12": 0,
+    "hopper_decode_shared_group_32_fp12": 0,
     "hopper_linear_16": 0,
     "hopper_linear_head_16": 0,
     "hopper_linear_64": 0,
@@ -428,7 +434,10 @@ def hopper_decode_variants() -> dict[str, Case]:
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
         "_shared": shared,
     }
+    groups = (("_new", 16), ("_new", 24), ("_shared", 32))
+    variants |= {f"{name}_group_{group}": variants[name] | {"GROUP": group} for name, group in groups}
     as_planes = ("", "_known", "_beside_split", "_new", "_new_split", "_shared")
+    as_planes += tuple(f"{name}_group_{group}" for name, group in groups)
     rounded = {f"{name}_fp12": variants[name] for name in as_planes}
     rounded["_64_fp12"] = variants[""] | {"DIM": 64, "GROUP": 1}
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.kernels.attention.hopper_decode.division import part_of_program
+from quire.kernels.attention.hopper_decode.decode import programs_of_group
+from quire.kernels.attention.hopper_decode.division import part_of_group, part_of_program
+from quire.kernels.attention.hopper_decode.products import LANES
 from quire.kernels.attention.splits import (
     DecodeWorkspace,
     Division,
@@ -78,6 +80,16 @@ def test_a_program_for_each_part_of_a_row(
     found = [part_of_program.fn(program, *division) for program in range(division.programs(len(counts)))]
     assert found == [(place, split, parts) for place, parts in enumerate(counts) for split in range(parts)]
     assert max(counts, default=1) <= division.most
+
+
+@given(st.integers(1, 8), st.integers(1, 100))
+def test_programs_share_a_group_of_many_heads(kv_heads: int, group: int) -> None:
+    """Each head is some program's, and none has more than there are lanes."""
+    programs = programs_of_group(group)
+    found = [part_of_group.fn(program, group, programs) for program in range(kv_heads * programs)]
+    heads = [kv_head * group + before + lane for kv_head, before, own in found for lane in range(own)]
+    assert heads == [*range(kv_heads * group)]
+    assert max(own for _, _, own in found) == -(-group // programs) <= LANES.value
 
 
 @given(st.integers(1, 600), st.integers(1, 128), st.sampled_from([64, 128]), st.integers(1, 132))

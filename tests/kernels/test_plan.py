@@ -138,6 +138,13 @@ def test_who_decodes(gpu: Gpu, held: KVFormat) -> None:
     assert "in one kernel" not in plan_layer(gpu, LLAMA, held, decodes(32, shared=True)).attend.name
 
 
+@pytest.mark.parametrize("held", [BF16, FP12], ids=lambda held: held.name)
+@pytest.mark.parametrize(("heads", "by"), [(12, "HOPPER"), (16, "HOPPER"), (32, "HOPPER"), (33, "SPLIT")])
+def test_hopper_decodes_groups_of_up_to_32(heads: int, by: str, held: KVFormat) -> None:
+    layer = replace(LLAMA, num_heads=heads, cache=CacheSpec(1, 128))
+    assert made(plan_layer(hopper, layer, held, decodes(512)))["decode_by"] is DecodeKernel[by]
+
+
 @each_gpu
 @pytest.mark.parametrize("held", [BF16, FP12, FP8], ids=lambda held: held.name)
 def test_who_attends_from_chunks(gpu: Gpu, held: KVFormat) -> None:

@@ -31,7 +31,7 @@ from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.attention import chosen
-from quire.kernels.attention.index_scores import index_scores_reference
+from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import compare, save_tiny, tiny_config
 from tests.models.paged_driver import PagedDriver
@@ -128,7 +128,7 @@ def test_what_experts_do_between_their_products_is_known(kind: str, activation: 
 def test_an_indexer_of_a_known_kind_is_scored_without_its_own_code(
     kind: str, known: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paged_attention, "score_by", lambda gpu: index_scores_reference)
+    monkeypatch.setattr(paged_attention, "index_by", lambda gpu: REFERENCE)
     monkeypatch.setattr(indexer, "MOST_SCORES", 1 << 8)
     found = []
 

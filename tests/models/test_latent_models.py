@@ -19,7 +19,7 @@ from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.general import latent, paged_attention
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
-from quire.kernels.attention.index_scores import index_scores_reference
+from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.gpu import NO_GPU
@@ -162,18 +162,22 @@ def test_all_that_an_engine_does_with_blocks(
     assert answers(tmp_path) == kept
 
 
-def test_a_graph_holds_decodes_with_more_tokens_than_an_indexer_chooses(
+def test_graphs_hold_steps_with_more_tokens_than_an_indexer_chooses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where what scores is known; rows that pad a step are scored with the others."""
-    save_tiny("deepseek_v32", tmp_path, index_topk=30)  # of prompts of 25, and answers of 9
+    save_tiny("deepseek_v32", tmp_path, index_topk=26)  # of prompts of 25, and answers of 9
     kept = answers(tmp_path)
-    monkeypatch.setattr(paged_attention, "score_by", lambda gpu: index_scores_reference)
+    monkeypatch.setattr(paged_attention, "index_by", lambda gpu: REFERENCE)
     core = started(tmp_path)
     runner = core.runner
     assert isinstance(runner, ModelRunner) and runner.graphs_may_choose
     runner.add_graphs(lambda run: run)
     assert answered(core) == kept
-    assert runner.decode_graphs is not None and runner.choosing_graphs is not None
-    for graphs in (runner.decode_graphs, runner.choosing_graphs):
-        assert any(size.misses for size in graphs.sizes)
+    families = (
+        runner.decode_graphs,
+        runner.mixed_graphs,
+        runner.choosing_graphs,
+        runner.mixed_choosing_graphs,
+    )
+    assert all(graphs and any(size.misses for size in graphs.sizes) for graphs in families)

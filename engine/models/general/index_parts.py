@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.kernels.attention.index_scores import MOST_HEADS
+from quire.kernels.attention.index.rotation import rotate_index_reference
+from quire.kernels.attention.index.scores import MOST_HEADS
+
+Rotate = Callable[..., Tensor]
 
 # Of the small module by which a kind is proved.
 _TOKENS, _KEYS, _HIDDEN, _RANK, _HEADS, _WIDTH, _ROTATED = 6, 40, 24, 20, 16, 12, 8
@@ -28,23 +31,6 @@ class Kind:
 
     interleaved: bool
     last: bool
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate so many of x [..., D] as cos and sin have numbers."""
-        rotated = cos.shape[-1]
-        if self.last:
-            rest, part = x.split([x.shape[-1] - rotated, rotated], dim=-1)
-        else:
-            part, rest = x.split([rotated, x.shape[-1] - rotated], dim=-1)
-        half = rotated // 2
-        if self.interleaved:
-            cos, sin = cos[..., :half], sin[..., :half]
-            first, second = part[..., 0::2], part[..., 1::2]
-            part = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        else:
-            turned = torch.cat((-part[..., half:], part[..., :half]), dim=-1)
-            part = part * cos + turned * sin
-        return torch.cat((rest, part) if self.last else (part, rest), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +51,19 @@ class IndexParts:
         scale: float = self.module.softmax_scale
         return scale
 
-    def keys(self) -> Tensor:
-        """Return the tokens' keys [T, D]."""
+    def keys(self, rotate: Rotate) -> Tensor:
+        """Return the tokens' keys [T, D]. rotate: as `IndexOperations` has it."""
         norm = self.module.k_norm
         keys: Tensor = norm(self.module.wk(self.hidden).to(norm.weight.dtype)).to(self.hidden.dtype)
-        return self.kind.rotate(keys, self.cos, self.sin)
+        return self._rotated(keys[:, None], rotate)[:, 0]
 
-    def queries(self) -> Tensor:
+    def queries(self, rotate: Rotate) -> Tensor:
         """Return the tokens' queries [T, heads, D]."""
         q = self.module.wq_b(self.residual).unflatten(-1, (self.module.n_heads, self.module.head_dim))
-        return self.kind.rotate(q, self.cos[:, None], self.sin[:, None])
+        return self._rotated(q, rotate)
+
+    def _rotated(self, x: Tensor, rotate: Rotate) -> Tensor:
+        return rotate(x, self.cos, self.sin, interleaved=self.kind.interleaved, last=self.kind.last)
 
     def weights(self) -> Tensor:
         """Return the weights of heads [T, heads] in fp32."""
@@ -127,9 +116,10 @@ def _kind_of(module: Any) -> Kind | None:
             )
             for kind in KINDS:
                 parts = IndexParts(kind, own, hidden, residual, cos, sin)
-                if kept.given is None or not torch.allclose(parts.keys(), kept.given[0], atol=_TOLERANCE):
+                keys, queries = (make(rotate_index_reference) for make in (parts.keys, parts.queries))
+                if kept.given is None or not torch.allclose(keys, kept.given[0], atol=_TOLERANCE):
                     continue
-                products = (parts.queries() @ kept.keys[0].T * parts.scale).relu()
+                products = (queries @ kept.keys[0].T * parts.scale).relu()
                 scores = (parts.weights()[:, None] @ products)[:, 0]
                 if torch.equal(scores.argsort(dim=-1, descending=True), theirs[0].long()):
                     return kind

@@ -17,13 +17,13 @@ from torch import Tensor
 from quire.engine.models.general.index_parts import IndexParts
 from quire.kernels.attention.batch import ForwardBatch, Span
 from quire.kernels.attention.chosen import Chosen
-from quire.kernels.attention.index_scores import IndexQueries
+from quire.kernels.attention.index.operations import IndexOperations
+from quire.kernels.attention.index.scores import IndexQueries
 from quire.kernels.formats.layer_cache import LayerCache
 
 MOST_SCORES = 1 << 26  # numbers that are computed at once, of keys and of scores
 
 Keep = Callable[[Tensor, Tensor, LayerCache], None]  # `kernels.attention.latent.write.write_latents`
-Score = Callable[[IndexQueries, Tensor, LayerCache, int], Tensor]  # `kernels.attention.index_scores`
 
 
 class Keys(Protocol):
@@ -106,7 +106,7 @@ def choose_by_scores(
     longest: int,
     cache: LayerCache,
     most: int,
-    score: Score,
+    by: IndexOperations,
 ) -> Chosen:
     """Return what `choose` does, by what an indexer of a known kind computes; the host looks at nothing.
 
@@ -114,14 +114,13 @@ def choose_by_scores(
     """
     tables = batch.decode.block_tables
     longest = max(longest, most)
-    queries = IndexQueries(parts.queries(), parts.weights(), rows, batch.positions, parts.scale, most)
+    q, weights = parts.queries(by.rotate), parts.weights()
+    queries = IndexQueries(q, weights, rows, batch.positions, parts.scale, most)
     tokens, size = len(batch.tokens), max(MOST_SCORES // longest, 1)
-    found = [
-        score(queries.part(slice(begin, begin + size)), tables, cache, longest)
-        .topk(most, dim=-1, sorted=False)
-        .indices
-        for begin in range(0, tokens, size)
-    ]
+    found = []
+    for begin in range(0, tokens, size):
+        part = queries.part(slice(begin, begin + size))
+        found.append(by.best(by.score(part, tables, cache, longest), part.positions, most))
     return Chosen(found[0] if len(found) == 1 else torch.cat(found), most)
 
 

@@ -16,7 +16,6 @@ from quire.engine.models.general.division.modules import gathered
 from quire.engine.models.general.indexer import (
     Indexer,
     Piece,
-    Score,
     choose,
     choose_by_scores,
     keep_keys,
@@ -26,7 +25,7 @@ from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
 from quire.kernels.attention.chosen import attend_to_chosen
-from quire.kernels.attention.index_scores import index_scores
+from quire.kernels.attention.index.operations import KERNELS, IndexOperations
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
 from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
@@ -38,9 +37,9 @@ from quire.kernels.plan import plan_attention
 from quire.kernels.shapes import StepShape
 
 
-def score_by(gpu: Gpu) -> Score | None:
-    """Return what scores keys of indexers of known kinds; None: their own code does."""
-    return index_scores if gpu.has_kernels else None
+def index_by(gpu: Gpu) -> IndexOperations | None:
+    """Return by what tokens are chosen for indexers of known kinds; None: their own code chooses."""
+    return KERNELS if gpu.has_kernels else None
 
 
 class PagedAttention:
@@ -58,7 +57,7 @@ class PagedAttention:
         self._in_call_order, self._calls = config.in_call_order, 0
         self._layer_shapes, self._gpu = layer_shapes(config, dtype), gpu_of(device)
         self._keep = write_latents if self._gpu.has_kernels else write_latents_reference
-        self._score = score_by(self._gpu)
+        self._index_by = index_by(self._gpu)
         self._plans = LayerPlans(self._layer_shapes, device, plan_attention)
         self._shapes, self._ranks, self._splits = config.attention, ranks, splits
         self._layers = [
@@ -105,14 +104,15 @@ class PagedAttention:
         if cache is None:  # no request has more tokens than are chosen
             return EVERY
         parts = indexer.parts
-        if parts is not None and self._score is not None:
-            self._keep(parts.keys(), batch.slots, cache)
+        by = self._index_by
+        if parts is not None and by is not None:
+            self._keep(parts.keys(by.rotate), batch.slots, cache)
             if self._rows is None:
                 return EVERY
             longest = batch.decode.block_tables.shape[1] * cache.block_size
             if self._spans:
                 longest = max(span.context_len for span in self._spans)
-            return choose_by_scores(parts, batch, self._rows, longest, cache, indexer.most, self._score)
+            return choose_by_scores(parts, batch, self._rows, longest, cache, indexer.most, by)
         keep_keys(indexer, batch, cache, self._keep)
         if not self._spans:
             return EVERY

@@ -10,6 +10,7 @@ its parts.
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,8 +19,8 @@ from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
-from quire.kernels.attention.hopper_decode.division import divide, part_of_program
-from quire.kernels.attention.hopper_decode.newest import store_planes
+from quire.kernels.attention.hopper_decode.division import divide, part_of_group, part_of_program
+from quire.kernels.attention.hopper_decode.newest import normed_key, rotated, store_planes
 from quire.kernels.attention.hopper_decode.parts import (
     both_parts,
     merged_parts,
@@ -51,6 +52,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 
 TILE = 64  # keys
+MOST_PROGRAMS = 2  # of a group: each reads its keys, the second from the L2 cache
 LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes those
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
@@ -92,6 +94,7 @@ def _kernel(
 ) -> None:  # fmt: skip
     """Attend as `attention.decode_kernel`: one split of a row's context for one kv head.
 
+    Of a group of more heads than LANES each program has a part.
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are
     left as parts. Either way there is room for `max_splits` parts of each row.
@@ -102,7 +105,14 @@ def _kernel(
     # ones here are at work: were these to find theirs before, 34 rows of 1,024 keys would take 2 % longer.
     gdc_launch_dependents()
     KEYS: gl.constexpr = TILE // WARPS
+    PROGRAMS: gl.constexpr = (GROUP + LANES - 1) // LANES  # of a group
+    # Whether a program has as many heads as lanes, and none is left for the newest key.
+    APART: gl.constexpr = (GROUP + PROGRAMS - 1) // PROGRAMS == LANES
     kv_head = gl.program_id(0)
+    if PROGRAMS == 1:
+        own: gl.constexpr = GROUP
+    else:
+        kv_head, before, own = part_of_group(kv_head, GROUP, PROGRAMS)
     place, split, parts = part_of_program(gl.program_id(1), long_rows, long_splits, undivided, left_splits)
     index = gl.load(order + place)
     context_len = gl.load(context_lens + index)
@@ -160,19 +170,23 @@ def _kernel(
     lane = gl.arange(0, LANES, gl.SliceLayout(1, LOADED))
     dim = gl.arange(0, DIM, gl.SliceLayout(0, LOADED))
     num_kv_heads = gl.num_programs(0)
-    head = gl.where(lane < GROUP, kv_head * GROUP + lane, num_kv_heads * GROUP + kv_head)
+    q_head = kv_head * GROUP + lane
+    if PROGRAMS > 1:
+        num_kv_heads //= PROGRAMS
+        q_head += before
+    head = gl.where(lane < own, q_head, num_kv_heads * GROUP + kv_head)
     other = gl.where(dim < DIM // 2, dim + DIM // 2, dim - DIM // 2)
     if NEW:
         if q_norm is not None:
-            is_q = (lane < GROUP)[:, None]
+            is_q = (lane < own)[:, None]
             weight = gl.where(is_q, gl.load(q_norm + dim)[None, :], gl.load(k_norm + dim)[None, :])
             q_other = gl.load(q_norm + other)[None, :]
             other_weight = gl.where(is_q, q_other, gl.load(k_norm + other)[None, :])
         if rope is not None:
             angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * DIM + gl.minimum(dim, other)
-            cos = gl.load(angle)[None, :]
+            cos = gl.load(angle)
             sin = gl.load(angle + DIM // 2)
-            sin = gl.where(dim < DIM // 2, -sin, sin)[None, :]
+            sin = gl.where(dim < DIM // 2, -sin, sin)
         block = gl.load(table + cached_len // BLOCK_SIZE).to(gl.int64)
     if not BESIDE:
         gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
@@ -190,13 +204,13 @@ def _kernel(
             async_copy.commit_group()
 
     token = q + index.to(gl.int64) * q_stride
-    inside = (lane <= GROUP if NEW else lane < GROUP)[:, None]
+    inside = (lane <= own if NEW and not APART else lane < own)[:, None]
     heads = gl.load(token + head[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
     last = split == splits - 1
     # What comes to what the keys of this split give in the end: the newest token, or the shared prefix.
     more = no_parts(DIM, LOADED)
     if SHARED:
-        spread = (index, kv_head * GROUP + lane, lane < GROUP, num_kv_heads * GROUP)
+        spread = (index, q_head, lane < own, num_kv_heads * GROUP)
         more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, DIM, LOADED)
     if NEW:
         heads_other = gl.load(token + head[:, None] * DIM + other[None, :], mask=inside, other=0.0)
@@ -209,8 +223,19 @@ def _kernel(
             heads_other = (heads_other.to(gl.float32) * norm).to(dtype).to(gl.float32)
             heads_other = (heads_other * other_weight.to(gl.float32)).to(dtype)
         if rope is not None:
-            heads = (heads.to(gl.float32) * cos + heads_other.to(gl.float32) * sin).to(dtype)
-        new_k = gl.sum(gl.where((lane == GROUP)[:, None], heads.to(gl.float32), 0.0), 0)
+            heads = rotated(heads, heads_other, cos[None, :], sin[None, :])
+        if APART:
+            place = token + (GROUP * num_kv_heads + kv_head) * DIM
+            new_k, k_other = gl.load(place + dim), gl.load(place + other)
+            if q_norm is not None:
+                new_k, k_other = normed_key(
+                    new_k, k_other, gl.load(k_norm + dim), gl.load(k_norm + other), eps
+                )
+            if rope is not None:
+                new_k = rotated(new_k, k_other, cos, sin)
+            new_k = new_k.to(gl.float32)
+        else:
+            new_k = gl.sum(gl.where((lane == own)[:, None], heads.to(gl.float32), 0.0), 0)
         if last:
             slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * WIDTH)
             if PLANES:
@@ -264,8 +289,7 @@ def _kernel(
     if NEW or SHARED:
         highest, whole, result = both_parts((highest, whole, result), more)
     result /= whole[:, None]
-    q_head = kv_head * GROUP + lane
-    held = (lane < GROUP)[:, None]
+    held = (lane < own)[:, None]
     row_heads = num_kv_heads * GROUP
     token_heads = (index.to(gl.int64) * row_heads + q_head)[:, None] * DIM + dim[None, :]
     if MERGES and splits == 1:
@@ -274,29 +298,34 @@ def _kernel(
         first = index.to(gl.int64) * max_splits * row_heads + q_head
         partial = first + split * row_heads
         gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
-        gl.store(lse + partial, highest + gl.log2(whole), mask=lane < GROUP)
+        gl.store(lse + partial, highest + gl.log2(whole), mask=lane < own)
         if MERGES:
             debug_barrier()  # all threads have stored
-            arrivals += index * num_kv_heads + kv_head
+            arrivals += index * gl.num_programs(0) + gl.program_id(0)
             if gl.atomic_add(arrivals, 1) == splits - 1:
                 gl.store(arrivals, 0)
-                result = merged_parts(partials, lse, first, row_heads, splits, lane < GROUP, dim, DIM, LOADED)
+                result = merged_parts(partials, lse, first, row_heads, splits, lane < own, dim, DIM, LOADED)
                 gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     if BESIDE:
         _end_after_the_kernel_ahead()
 
 
+def programs_of_group(group: int) -> int:
+    """Return how many programs attend to the same keys, each for a part of the group."""
+    return triton.cdiv(group, LANES.value)
+
+
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
     """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of fewer than 16, and blocks of
-    16 or more.
+    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of up to 32, and blocks of 16 or
+    more.
     """
     return (
         gpu.has_dependent_launch
         and dtype.itemsize == 2
         and head_dim in (64, 128)
-        and group < LANES.value
+        and programs_of_group(group) <= MOST_PROGRAMS
         and block_size >= LEAST_BLOCK
     )
 
@@ -336,16 +365,17 @@ def hopper_decode(
     heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
     kv = cache.kv.view(torch.int16) if planes else cache.kv  # words of planes
     count, merges = batch.rows.shape[0], splits == 1
+    programs = num_kv_heads * programs_of_group(num_q_heads // num_kv_heads)
     division = Division(count if splits > 1 else 0, splits, count, 1)
     if merges and prefixes[0] is None:
-        division = plan_division(count, num_kv_heads, head_dim, gpu_of(q.device).multiprocessors, workspace)
-    _kernel[num_kv_heads, division.programs(count)](
+        division = plan_division(count, programs, head_dim, gpu_of(q.device).multiprocessors, workspace)
+    _kernel[programs, division.programs(count)](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, batch.block_tables, batch.rows,
         batch.context_lens, batch.order, *prefixes, *division, division.most, layer.scale * LOG2_E,
         layer.window, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:3], *words(cache.scales),
         *heads,
         GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
         PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges,
-        BRINGS=count * num_kv_heads <= BRINGS_UP_TO,
+        BRINGS=count * programs <= BRINGS_UP_TO,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

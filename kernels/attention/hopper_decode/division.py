@@ -35,6 +35,17 @@ def part_of_program(
 
 
 @gluon.jit
+def part_of_group(program: gl.tensor, GROUP: gl.constexpr, PROGRAMS: gl.constexpr) -> gl.tuple:
+    """Return a program's kv head, how many heads of its group others before it have, and how many it has.
+
+    PROGRAMS of them share a group.
+    """
+    place = program % PROGRAMS
+    before = place * GROUP // PROGRAMS
+    return program // PROGRAMS, before, (place + 1) * GROUP // PROGRAMS - before
+
+
+@gluon.jit
 def divide(
     context_len: gl.tensor, shared_len: gl.tensor, window: gl.tensor, order: gl.tensor,
     context_lens: gl.tensor, place: gl.tensor, parts: gl.tensor, long_rows: gl.tensor,

@@ -1,4 +1,4 @@
-"""The newest token's key and value to an fp12 cache in `attention.hopper_decode.decode`."""
+"""The newest token's key and value, and what goes to an fp12 cache, in `attention.hopper_decode.decode`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.formats.fp12 import BEYOND_BITS, as_held, nearest_bf16, scale_of, to_words
 from quire.kernels.formats.kv_scales import is_broken, packed
+
+
+@gluon.jit
+def normed_key(
+    key: gl.tensor, other: gl.tensor, weight: gl.tensor, other_weight: gl.tensor, eps: gl.tensor
+) -> gl.tuple:  # fmt: skip
+    """RMSNorm of a key [DIM] and of `other`, the same with halves exchanged; rounded as `write_kv` rounds."""
+    dtype: gl.constexpr = key.dtype
+    wide = key.to(gl.float32)
+    norm = gl.rsqrt(gl.sum(wide * wide, 0) / key.shape[0] + eps)
+    key = ((wide * norm).to(dtype).to(gl.float32) * weight.to(gl.float32)).to(dtype)
+    other = (other.to(gl.float32) * norm).to(dtype).to(gl.float32)
+    return key, (other * other_weight.to(gl.float32)).to(dtype)
+
+
+@gluon.jit
+def rotated(heads: gl.tensor, others: gl.tensor, cos: gl.tensor, sin: gl.tensor) -> gl.tensor:
+    """Rotate heads [..., DIM], whose numbers of the other half are `others`."""
+    return (heads.to(gl.float32) * cos + others.to(gl.float32) * sin).to(heads.dtype)
 
 
 @gluon.jit

@@ -1,0 +1,90 @@
+"""What an indexer does over a paged cache of its keys: scores against fp64, rotation, and the best."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged import make_paged
+
+from quire.kernels.attention.index.best import best_tokens
+from quire.kernels.attention.index.rotation import rotate_index, rotate_index_reference
+from quire.kernels.attention.index.scores import IndexQueries, index_scores, index_scores_reference
+from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.layer_cache import LayerCache
+
+MOST = 8
+SHAPES = [(4, 16, 16), (20, 24, 4), (70, 64, 32)]  # heads, width, block size
+
+
+@pytest.mark.parametrize(("heads", "width", "block_size"), SHAPES)
+@pytest.mark.parametrize("score", [index_scores, index_scores_reference])
+def test_scores_of_tokens_of_several_rows(
+    score, heads: int, width: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Of two rows, of one that sees no more than may be chosen, and of one that pads."""
+    paged = make_paged([150, 5, 40, 0], 1, width, block_size, dtype, device)
+    cache = LayerCache(paged.kv[:, :1], UNSCALED[dtype], latent=width)
+    places = [(0, 149), (1, 4), (2, 38), (2, 39), (3, -1)]
+    q = torch.randn(len(places), heads, width).to(dtype)
+    weights = torch.randn(len(places), heads)
+    rows = paged.rows[[row for row, _ in places]]
+    positions = torch.tensor([position for _, position in places], dtype=torch.int32, device=device)
+    queries = IndexQueries(q.to(device), weights.to(device), rows, positions, 0.3, MOST)
+    found = score(queries, paged.block_tables, cache, 151).cpu()
+    for token, (row, position) in enumerate(places):
+        if position < MOST:
+            continue
+        products = q[token].double() @ paged.keys[row][: position + 1, 0].double().T * 0.3
+        expected = weights[token].double() @ products.relu()
+        torch.testing.assert_close(found[token, : position + 1].double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_what_does_not_fit_is_refused(device: torch.device) -> None:
+    paged = make_paged([4], 1, 16, 4, torch.float32, device)
+    none = torch.zeros(1, dtype=torch.int32, device=device)
+    q, weights = torch.zeros(1, 4, 24, device=device), torch.zeros(1, 4, device=device)
+    cache = LayerCache(paged.kv[:, :1], UNSCALED[torch.float32], latent=16)
+    with pytest.raises(ValueError, match=r"queries \(1, 4, 24\) in torch.float32 do not score keys"):
+        index_scores(IndexQueries(q, weights, none, none, 1.0, 1), paged.block_tables, cache, 4)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("last", "heads", "width", "rotated"), [(False, 3, 24, 8), (True, 70, 16, 16)])
+def test_rotation_is_rounded_as_the_models_own(
+    interleaved: bool,
+    last: bool,
+    heads: int,
+    width: int,
+    rotated: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    x = torch.randn(5, heads, width).to(device, dtype)
+    angles = torch.randn(5, rotated // 2, device=device).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    found, expected = (
+        rotate(x, cos, sin, interleaved=interleaved, last=last)
+        for rotate in (rotate_index, rotate_index_reference)
+    )
+    tolerance = 1e-6 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("longest", [100, 700])
+def test_the_best_are_found_and_of_equal_ones_the_first(longest: int, device: torch.device) -> None:
+    """Of tokens that see all, few, and no more than are chosen; scores of all sizes, many of them equal."""
+    most = 40
+    scores = (
+        torch.randn(5, longest).exp() * torch.randn(5, longest).sign() * 10.0 ** torch.arange(-2, 3)[:, None]
+    )
+    scores[1] = scores[1].round()
+    scores[2, ::3] = scores[2, 5]
+    scores[3, 1::2] = -0.0
+    scores[3, ::2] = 0.0
+    positions = torch.tensor([longest - 1, longest - 1, 60, 50, most - 1], dtype=torch.int32)
+    for token, position in enumerate(positions.tolist()):
+        scores[token, position + 1 :] = torch.nan  # nobody may look there
+    found = best_tokens(scores.to(device), positions.to(device), most).cpu()
+    for token, position in enumerate(positions.tolist()[:4]):
+        by_falling_score = scores[token, : position + 1].sort(descending=True, stable=True).indices[:most]
+        assert found[token].tolist() == by_falling_score.sort().values.tolist()
