@@ -236,9 +236,6 @@ class ModelRunner:
         self.processor.start(plan.starts)
         if self.cascades is not None:
             self.cascades.note(*self._first_tables(plan))
-        if len(plan.override_rows):
-            rows, tokens = self.staging.upload([plan.override_rows, plan.override_tokens])
-            self.last_tokens[rows] = tokens
         if plan.num_tokens == 0:  # blocks move, and nobody computes
             self._move(MoveInputs(*self.staging.upload(self._moves(plan))))
             return DeviceResult(self.last_tokens[:0], empty_int32(), None, ())
@@ -256,7 +253,8 @@ class ModelRunner:
         )
 
     def _decode_only(self, plan: StepPlan) -> _Sampled:
-        moves = self.staging.upload(self._moves(plan)) if len(plan.table_rows) or len(plan.copies) else []
+        moves = self._moves(plan)
+        moved = self.staging.upload(moves) if any(map(len, moves)) else []
         cascades = (empty_int32(), empty_int32())
         spans = self._spans(plan)
         if self.cascades is not None and spans is None:
@@ -265,8 +263,8 @@ class ModelRunner:
         graphs = self.decode_graphs if spans is None else self.choosing_graphs
         size = None if graphs is None else graphs.load(inputs, self.staging)
         uploaded = self.staging.upload(inputs) if size is None else []
-        if moves:
-            self._move(MoveInputs(*moves))
+        if moved:
+            self._move(MoveInputs(*moved))
         logits, tokens = self._decode(DecodeInputs(*uploaded), spans) if size is None else size.run()
         batch = len(plan.rows)
         return _Sampled(logits[:batch], tokens[:batch], ())
@@ -428,13 +426,15 @@ class ModelRunner:
 
     def _moves(self, plan: StepPlan) -> MoveInputs[Int32]:
         entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns
-        return MoveInputs(entries, plan.table_blocks, plan.copies)
+        return MoveInputs(entries, plan.table_blocks, plan.copies, plan.override_rows, plan.override_tokens)
 
     def _move(self, moves: MoveInputs[Tensor]) -> None:
         if len(moves.entries):
             self.block_tables.view(-1)[moves.entries] = moves.blocks
         if len(moves.copies):
             self.cache.copy(moves.copies.view(-1, 2))
+        if len(moves.override_rows):
+            self.last_tokens[moves.override_rows] = moves.override_tokens
 
     def _first_tables(self, plan: StepPlan) -> tuple[Int32, Int32, Int32]:
         """Return the changes (rows, columns, blocks) of the first cache group's tables."""
