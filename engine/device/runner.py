@@ -181,29 +181,25 @@ class ModelRunner:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
         self.batches.note(plan)
-        if len(plan.override_rows):
-            rows, tokens = self.staging.upload([plan.override_rows, plan.override_tokens])
-            self.batches.last_tokens[rows] = tokens
         if plan.num_tokens == 0:  # blocks move, and nobody computes
             self._move(MoveInputs(*self.staging.upload(self.batches.moves(plan))))
             return DeviceResult(self.batches.last_tokens[:0], empty_int32(), None, ())
         if self.pooler is not None:
             return self._pooled(plan, self.pooler)
         sampled = self._decode_only(plan) if len(plan.prefill_tokens) == 0 else self._mixed(plan)
-        tokens, rows = sampled.tokens, plan.sample_rows.tolist()
-        last_tokens = self.batches.last_tokens
-        self.processor.redraw(sampled.logits, tokens, rows, plan, self.row_state.state, last_tokens)
-        wanted, k = self.processor.wanted_logprobs(rows)
+        tokens, last_tokens = sampled.tokens, self.batches.last_tokens
+        self.processor.redraw(sampled.logits, tokens, plan, self.row_state.state, last_tokens)
+        wanted, k = self.processor.wanted_logprobs(plan.sample_rows)
         return DeviceResult(
             tokens=tokens,
-            logprob_samples=np.array(wanted, np.int32),
-            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if wanted else None,
+            logprob_samples=wanted,
+            logprobs=self._logprobs(sampled.logits, tokens, wanted, k) if len(wanted) else None,
             prompt_logprobs=sampled.prompt_logprobs,
         )
 
     def _decode_only(self, plan: StepPlan) -> _Sampled:
         moves = self.batches.moves(plan)
-        moved = self.staging.upload(moves) if len(moves.entries) or len(moves.copies) else []
+        moved = self.staging.upload(moves) if any(map(len, moves)) else []
         spans = self._spans(plan)
         cascades = self.batches.cascades_of(plan) if spans is None else NO_CASCADES
         inputs = decode_inputs(plan, cascades)
@@ -304,14 +300,14 @@ class ModelRunner:
         return spans_of(plan, plan.num_decodes) if self.attends_to_latents else ()
 
     def _move(self, moves: MoveInputs[Tensor]) -> None:
-        self.batches.change_tables(moves)
+        self.batches.change_rows(moves)
         if len(moves.copies):
             self.cache.copy(moves.copies.view(-1, 2))
 
     def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         return self.vocabulary.sample(logits, rows, positions, self.row_state.state, self.batches.last_tokens)
 
-    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: list[int], k: int) -> DeviceLogprobs:
+    def _logprobs(self, logits: Tensor, tokens: Tensor, wanted: Int32, k: int) -> DeviceLogprobs:
         if len(wanted) < len(tokens):
             index = sent(wanted, torch.int64, self.device)
             logits, tokens = logits[index], tokens[index]

@@ -73,11 +73,14 @@ class StepBatches:
 
     def moves(self, plan: StepPlan) -> MoveInputs[Int32]:
         entries = plan.table_rows * self.block_tables.shape[1] + plan.table_columns
-        return MoveInputs(entries, plan.table_blocks, plan.copies)
+        return MoveInputs(entries, plan.table_blocks, plan.copies, plan.override_rows, plan.override_tokens)
 
-    def change_tables(self, moves: MoveInputs[Tensor]) -> None:
+    def change_rows(self, moves: MoveInputs[Tensor]) -> None:
+        """Change block tables and last tokens as a plan says."""
         if len(moves.entries):
             self.block_tables.view(-1)[moves.entries] = moves.blocks
+        if len(moves.override_rows):
+            self.last_tokens[moves.override_rows] = moves.override_tokens
 
     def decode(self, inputs: DecodeInputs[Tensor], spans: tuple[Span, ...] | None) -> ForwardBatch:
         """Return a step of decodes.
