@@ -64,11 +64,13 @@ class SampleInputs(NamedTuple, Generic[Array]):
 
 
 class MoveInputs(NamedTuple, Generic[Array]):
-    """Changes of the block tables and copies of blocks, before the forward."""
+    """Changes of the block tables, copies of blocks and tokens to decode on from, before the forward."""
 
     entries: Array  # [K] indices in the flat block tables
     blocks: Array  # [K] the blocks to stand there
     copies: Array  # [C, 2] source and destination; flat on the device
+    override_rows: Array  # [G] rows whose last token is another than they sampled
+    override_tokens: Array  # [G] it
 
 
 PER_TOKEN = 3  # the fields of MixedInputs that are as long as the step

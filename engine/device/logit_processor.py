@@ -83,7 +83,9 @@ class LogitProcessor:
         backend: Backend,
     ) -> None:
         self._vocabulary = vocabulary
-        self._wishes: dict[int, _Wishes] = {}
+        self._wishes: dict[int, _Wishes] = {}  # of the rows that are drawn again
+        self._redrawn = np.zeros(rows, np.bool_)  # which those are
+        self._logprobs = np.full(rows, -1, np.int32)  # how many candidates each row wants; -1: no logprobs
         self._shape = (rows, vocabulary.count)
         self._device = device
         self._backend = backend
@@ -95,45 +97,39 @@ class LogitProcessor:
         for start in starts:
             wishes = _Wishes.of(start)
             self._wishes.pop(start.row, None)
-            if self._draws_again(wishes) or wishes.logprobs is not None:
+            self._redrawn[start.row] = redrawn = self._draws_again(wishes)
+            if redrawn:
                 self._wishes[start.row] = wishes
+            self._logprobs[start.row] = -1 if wishes.logprobs is None else wishes.logprobs
             if wishes.penalised:
                 self._count_from_scratch(start)
 
     def _draws_again(self, wishes: _Wishes) -> bool:
         return wishes.changes_logits or (self._vocabulary.leaves_filters_out and wishes.filtered)
 
-    def wanted_logprobs(self, rows: list[int]) -> tuple[list[int], int]:
+    def wanted_logprobs(self, rows: Int32) -> tuple[Int32, int]:
         """Return the indices of the sampled rows that want logprobs, and the most candidates one wants."""
-        if not self._wishes:
-            return [], 0
-        wanted = {i: self._wishes[row].logprobs for i, row in enumerate(rows) if row in self._wishes}
-        asked = {i: k for i, k in wanted.items() if k is not None}
-        return list(asked), max(asked.values(), default=0)
+        asked = self._logprobs[rows]
+        return np.flatnonzero(asked >= 0).astype(np.int32), max(0, int(asked.max(initial=0)))
 
     def redraw(
         self,
         logits: Tensor,
         tokens: Tensor,
-        rows: list[int],
         plan: StepPlan,
         state: SamplingState,
         last_tokens: Tensor,
     ) -> None:
-        """Draw the tokens [S] of rows that wish it again, in place and in last_tokens, from processed logits.
-
-        `rows` are those of the plan's samples.
-        """
-        touched = [
-            i for i, row in enumerate(rows) if row in self._wishes and self._draws_again(self._wishes[row])
-        ]
-        if not touched:
+        """Draw the plan's tokens [S] again where rows wish it, from processed logits; also in last_tokens."""
+        touched = np.flatnonzero(self._redrawn[plan.sample_rows])
+        if not len(touched):
             return
-        device_rows = self._tensor([rows[i] for i in touched], torch.int32)
+        rows = plan.sample_rows[touched]
+        device_rows = self._tensor(rows, torch.int32)
         index = self._tensor(touched, torch.int64)
         positions = plan.sample_positions[touched]
         chosen = logits.index_select(0, index)
-        wishes = [self._wishes[rows[i]] for i in touched]
+        wishes = [self._wishes[row] for row in rows.tolist()]
         penalised = [i for i, wish in enumerate(wishes) if wish.penalised]
         if any(wish.changes_logits for wish in wishes):
             chosen = chosen.float()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -104,11 +106,14 @@ def measure_blocks(
 def _activation_bytes(runner: ModelRunner) -> int:
     """Return the most bytes that a step allocates on a CUDA device."""
 
-    def of(step: StepPlan) -> int:
+    def taken(run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(runner.device)
         before = torch.cuda.memory_allocated(runner.device)
-        runner.launch(step).wait()
+        run()
         return torch.cuda.max_memory_allocated(runner.device) - before
+
+    def of(step: StepPlan) -> int:
+        return taken(lambda: runner.launch(step).wait())
 
     limits = runner.limits
     few_tokens = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)
@@ -118,4 +123,9 @@ def _activation_bytes(runner: ModelRunner) -> int:
     # A smaller step than the largest may take more: where products are not fused, what is between them is in
     # memory, as much a token as in a small step.
     unfused = of(few) * len(largest.prefill_tokens) // len(few.prefill_tokens)
-    return max(of(largest), unfused)
+    most = max(of(largest), unfused)
+    if not runner.attends_to_latents:
+        return most
+    # Chunks that are not known to begin a prompt take queries of latents as well.
+    idle = partial(runner.run_idle, limits.max_num_batched_tokens)
+    return max(most, taken(lambda: runner.queue.run(torch.inference_mode()(idle))))

@@ -14,7 +14,7 @@ from quire.kernels.pointwise.pinned_copy import copy_pinned
 
 # Words. Triton compiles a kernel once more for each pattern of pointers that are 16-byte aligned or not.
 ALIGNMENT = 4
-ROTATION = 8  # four uploads a step at most, and a step is done before the one after next is launched
+ROTATION = 6  # three uploads a step at most, and a step is done before the one after next is launched
 
 
 def _begins(arrays: Sequence[Int32]) -> list[int]:

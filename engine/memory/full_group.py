@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from itertools import zip_longest
 
 from quire.engine.hashing import Prefix
@@ -58,30 +59,39 @@ class FullGroup:
         """Have `child` share the blocks that `parent` has before logical block `end`, and no others."""
         self._replace(child, parent.table[:end], moves)
 
-    def follow(self, parent: Sequence, child: Sequence, position: int, moves: Moves) -> int | None:
-        """Do as `BlockManager.follow`; return how many blocks are copied, None if one is shared instead."""
-        logical, begun = divmod(position, self._block_size)
-        table = parent.table.copy()
-        copied = (
-            begun > 0
-            and logical < len(child.table)
-            and self.is_writable(child, logical)
-            and not self._pool.is_held(child.table[logical])
-        )
-        if copied:
-            table[logical] = child.table[logical]
-        self._replace(child, table, moves)
-        if copied:
-            self._copy(child.row, parent.table[logical], table[logical], moves)
-        return None if begun and not copied else int(copied)
+    def follow_all(
+        self, pairs: Listed[tuple[Sequence, Sequence]], positions: list[int], moves: Moves
+    ) -> tuple[int, list[Sequence]]:
+        """Do as `BlockManager.follow_all`, of parents at `positions`.
+
+        Return how many blocks are copied, and the children that share one instead.
+        """
+        copies: list[tuple[Sequence, int, int]] = []
+        sharing: list[Sequence] = []
+        for (parent, child), position in zip(pairs, positions, strict=True):
+            logical, begun = divmod(position, self._block_size)
+            theirs, own = parent.table, child.table
+            table = theirs.copy()
+            if begun:
+                if (
+                    logical < len(own)
+                    and self.is_writable(child, logical)
+                    and not self._pool.is_held(own[logical])
+                ):
+                    table[logical] = own[logical]
+                    copies.append((child, theirs[logical], own[logical]))
+                else:
+                    sharing.append(child)
+            if table != own:
+                self._replace(child, table, moves)
+        self._copy_all(copies, moves)
+        return len(copies), sharing
 
     def _replace(self, sequence: Sequence, table: BlockTable, moves: Moves) -> None:
         """Have `sequence` name the blocks of `table` instead of its own.
 
         Those that it names already stay untouched: of beams that is nearly all, at each step.
         """
-        if table == sequence.table:
-            return
         before, sequence.table = sequence.table, table
         given_back: list[int] = []
         for logical, (old, new) in enumerate(zip_longest(before, table)):
@@ -109,20 +119,22 @@ class FullGroup:
     def copy_on_write(self, sequence: Sequence, logical: int, moves: Moves) -> None:
         """Give `sequence` its own copy of the block there. OutOfBlocks: nothing has changed."""
         source, destination = sequence.table[logical], self._pool.allocate()
-        self._copy(sequence.row, source, destination, moves)
+        self._copy_all([(sequence, source, destination)], moves)
         moves.release([source], self._pool, self.cache)
         self._ring.note_one(RELEASE, sequence, logical, source)
         self._ring.note_one(ALLOCATE, sequence, logical, destination)
         sequence.table[logical] = destination
         moves.entries[sequence.row, logical] = destination
 
-    def _copy(self, row: int, source: int, destination: int, moves: Moves) -> None:
-        """Have the next plan copy `source` to `destination`, which the table of `row` names."""
-        assert source not in moves.written, "a copy is made before the step writes its source"
-        assert row not in moves.copies, "a row has two copies in one plan"
-        self._pool.hold(source)  # nobody may get it before the copy was made
-        self._ring.note(COPY, self._rows.sequences[row], 0, (destination, source))
-        moves.copies[row] = source, destination
+    def _copy_all(self, copies: list[tuple[Sequence, int, int]], moves: Moves) -> None:
+        """Have the next plan copy blocks for sequences: each of one to another, which its table names."""
+        hold, note = self._pool.hold, self._ring.note
+        for sequence, source, destination in copies:
+            assert source not in moves.written, "a copy is made before the step writes its source"
+            assert sequence.row not in moves.copies, "a row has two copies in one plan"
+            hold(source)  # nobody may get it before the copy was made
+            note(COPY, sequence, 0, (destination, source))
+            moves.copies[sequence.row] = source, destination
 
     # -- giving back -----------------------------------------------------------------------------------
 

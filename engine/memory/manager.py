@@ -120,32 +120,39 @@ class BlockManager:
         """Have `child` share the first `num_blocks` (all by default) of `parent`'s blocks, and no others."""
         end = parent.num_blocks if num_blocks is None else min(num_blocks, parent.num_blocks)
         self._take_over(parent, child, end)
+        self._rows.capacity[child.row] = end * self.block_size
         for group in self._groups:
             group.fork(parent, child, end, self.moves)
 
-    def follow(self, parent: Sequence, child: Sequence) -> bool:
-        """Have `child` go on from where `parent` is: `fork`, but for a last block that is not full.
+    def follow_all(self, pairs: Listed[tuple[Sequence, Sequence]]) -> list[Sequence]:
+        """Have each second one go on from where the first is: `fork`, but for a last block that is not full.
 
-        What `parent` has in that is copied to the child's own one, if it has one there that nobody else
+        What the parent has in that is copied to the child's own one, if it has one there that nobody else
         names or reads: shared, it would be copied all the same, to a block that had to be found first.
-        Return whether it is shared. Between two plans a sequence follows once at most, and none follows one
-        that has.
+        Return the children that share it. Between two plans a sequence follows once at most, and none
+        follows one that has.
         """
-        pending = self.moves.copies
-        assert parent.row not in pending and child.row not in pending, "what is copied is not there yet"
-        assert not child.group.transferring, "blocks are copied while they are on their way"
-        position = self._rows.context.item(parent.row)
-        self._take_over(parent, child, parent.num_blocks)
-        copies = [group.follow(parent, child, position, self.moves) for group in self._groups]
-        self.copies_on_write += sum(each or 0 for each in copies)
-        return None in copies
+        rows, pending = self._rows, self.moves.copies
+        parents = [parent.row for parent, _ in pairs]
+        children = [child.row for _, child in pairs]
+        assert pending.keys().isdisjoint(parents + children), "what is copied is not there yet"
+        for parent, child in pairs:
+            assert not child.group.transferring, "blocks are copied while they are on their way"
+            self._take_over(parent, child, parent.num_blocks)
+        rows.capacity[children] = rows.capacity[parents]
+        rows.context[children] = contexts = rows.context[parents]
+        sharing: list[Sequence] = []
+        for group in self._groups:
+            copies, shared = group.follow_all(pairs, contexts.tolist(), self.moves)
+            self.copies_on_write += copies
+            sharing += shared
+        return sharing
 
     def _take_over(self, parent: Sequence, child: Sequence, end: int) -> None:
         """Have `child` be as findable as `parent` is, up to logical block `end`: there its tables end."""
         child.num_found = min(parent.num_found, end)
         child.prefixes = parent.prefixes[:end]
         child.published = min(parent.published, end)
-        self._rows.capacity[child.row] = end * self.block_size
 
     def is_writable(self, sequence: Sequence, position: int) -> bool:
         """Return whether the block of `position` is this table's alone and not findable by others."""

@@ -163,10 +163,11 @@ class BlockPool:
 
     def hold(self, block: int) -> None:
         """Keep `block` as it is for a transfer until `unhold`, whatever tables do."""
-        assert self._counts[block] > 0 or self._holds[block] > 0 or self._kept[block]
-        self._evictable[block] = False
-        self._cached.pop(block, None)
-        self._resting.discard(block)
+        if not self._counts[block]:
+            assert self._holds[block] > 0 or self._kept[block]
+            self._evictable[block] = False
+            self._cached.pop(block, None)
+            self._resting.discard(block)
         self._holds[block] += 1
         self._ring.mark(HOLD + self._tier, block)
 

@@ -90,25 +90,30 @@ class WindowGroups:
             self._replace(group, child, own, table.first, blocks, moves)
         self._note_given_back(child)
 
-    def follow(self, parent: TokenSequence, child: TokenSequence, position: int, moves: Moves) -> int | None:
-        """Do as `BlockManager.follow`; return how many blocks are copied, None if one is shared instead."""
-        logical, begun = position // self._block_size, position % self._block_size > 0
-        self._begin(child)
-        self._begin(parent)
-        copies, shares = 0, False
-        for (group, row, own), table in zip(self._tables(child), parent.window_tables, strict=True):
-            blocks = list(table.blocks)
-            kept = begun and own.first <= logical < own.end and self._is_own(group, own.block(logical))
-            copied = kept and not self._pool.is_held(own.block(logical))
-            if copied:
-                blocks[logical - table.first] = own.block(logical)
-            self._replace(group, child, own, table.first, blocks, moves)
-            if copied:
-                self._copy(group, row, table.block(logical), own.block(logical), moves)
-            copies += copied
-            shares |= begun and not copied
-        self._note_given_back(child)
-        return None if shares else copies
+    def follow_all(
+        self, pairs: Sequence[tuple[TokenSequence, TokenSequence]], positions: list[int], moves: Moves
+    ) -> tuple[int, list[TokenSequence]]:
+        """Do as `FullGroup.follow_all`."""
+        copies: int = 0
+        sharing: list[TokenSequence] = []
+        for (parent, child), position in zip(pairs, positions, strict=True):
+            logical, begun = position // self._block_size, position % self._block_size > 0
+            self._begin(child)
+            self._begin(parent)
+            for (group, row, own), table in zip(self._tables(child), parent.window_tables, strict=True):
+                blocks = list(table.blocks)
+                kept = begun and own.first <= logical < own.end and self._is_own(group, own.block(logical))
+                copied = kept and not self._pool.is_held(own.block(logical))
+                if copied:
+                    blocks[logical - table.first] = own.block(logical)
+                self._replace(group, child, own, table.first, blocks, moves)
+                if copied:
+                    self._copy(group, row, table.block(logical), own.block(logical), moves)
+                    copies += 1
+                elif begun:
+                    sharing.append(child)
+            self._note_given_back(child)
+        return copies, sharing
 
     def _replace(
         self,

@@ -22,9 +22,7 @@ def commit_beams(state: SchedulerState, groups: list[BeamGroup]) -> list[Output]
     The groups have all candidates and one `batch_key`.
     """
     outputs: list[Output] = []
-    continuing: list[Sequence] = []
-    tokens: list[int] = []
-    shares = bool(state.shared_tails)
+    chosen: list[tuple[BeamGroup, BeamStep]] = []
     for beams, step in zip(groups, _choose(groups), strict=True):
         group = beams.group
         if step is None:
@@ -33,25 +31,32 @@ def commit_beams(state: SchedulerState, groups: list[BeamGroup]) -> list[Output]
         elif beams.search.done:
             outputs += _end_search(state, group, _outputs_of(beams), "stop")
         else:
-            unused, some_share = reparent(beams, step, state.blocks, state.rows)
-            shares |= some_share
-            group.forked = True
-            if beams.order[0].row == NO_ROW:  # the group was preempted, and waits
-                for sequence, token in zip(beams.order, step.tokens, strict=True):
-                    sequence.append(token)
-                continue
-            continuing += beams.order
-            tokens += step.tokens
-            for sequence in unused:
-                state.rows.set_decoding(sequence, False)
+            chosen.append((beams, step))
+    # Nearly always each beam writes to a block of its own, and nobody is looked at.
+    shares = {sequence.group for sequence in state.shared_tails.values()}
+    shares |= reparent(chosen, state.blocks, state.rows)
+    rows: list[int] = []
+    tokens: list[int] = []
+    for beams, step in chosen:
+        group, order = beams.group, beams.order
+        group.forked = True
+        if order[0].row == NO_ROW:  # the group was preempted, and waits
+            for sequence, token in zip(order, step.tokens, strict=True):
+                sequence.append(token)
+            continue
+        rows += [sequence.row for sequence in order]
+        tokens += step.tokens
+        if len(order) < len(group.sequences):
+            for sequence in group.sequences:
+                if sequence not in order:
+                    state.rows.set_decoding(sequence, False)
+                    state.shared_tails.pop(sequence.row, None)
+        if group in shares:
+            for sequence in order:
                 state.shared_tails.pop(sequence.row, None)
-    rows = [sequence.row for sequence in continuing]
+                expect_write(state, sequence)
     state.rows.resume(rows, tokens)
     state.overrides.update(zip(rows, tokens, strict=True))
-    if shares:  # else all of them write to blocks of their own, as nearly always
-        for sequence in continuing:
-            state.shared_tails.pop(sequence.row, None)
-            expect_write(state, sequence)
     return outputs
 
 
@@ -73,46 +78,67 @@ def _gather(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return tokens and log-probabilities [N, count], of one step, or of several where some groups waited."""
     rows = [row for _, row in candidates]
-    sources = {id(source): source for source, _ in candidates}
-    if len(sources) == 1:
-        (source,) = sources.values()
+    source, _ = candidates[0]
+    if all(each is source for each, _ in candidates):
         return source.top_tokens[rows, :count], source.top_logprobs[rows, :count]
     tokens = np.stack([source.top_tokens[row, :count] for source, row in candidates])
     return tokens, np.stack([source.top_logprobs[row, :count] for source, row in candidates])
 
 
 def reparent(
-    beams: BeamGroup, step: BeamStep, blocks: BlockManager, rows: Rows
-) -> tuple[list[Sequence], bool]:
+    chosen: list[tuple[BeamGroup, BeamStep]], blocks: BlockManager, rows: Rows
+) -> set[SequenceGroup]:
     """Have each chosen beam continue its parent: the first child in the parent's row, others follow it.
 
-    Return the sequences that no beam goes on in, and whether any two share the block that they write next.
-    Those in `order` have yet to take their tokens.
+    Return the groups in which beams share the block that they write next. Those in `order` have yet to take
+    their tokens.
     Tables are re-parented by reference counts; at most one block a beam is copied, that which it writes
     next (section 4.4, Fig. 9). Of a group that was preempted meanwhile it is the tables in host memory.
     """
-    parents = [beams.order[parent] for parent in step.parents]
-    unused = [sequence for sequence in beams.group.sequences if sequence not in parents]
-    order: list[Sequence] = []
-    shares = False
-    for parent in parents:
-        child = parent if parent not in order else unused.pop(0)
-        if child is not parent:
+    follows: list[tuple[Sequence, Sequence]] = []
+    unused: list[Sequence] = []
+    for beams, step in chosen:
+        unused += _continue(beams, step.parents, follows)
+    for parent, child in follows:
+        if parent.row == NO_ROW:
             child.take_tokens(parent)
-            if parent.row == NO_ROW:
-                blocks.host.fork(parent, child)
-            else:
-                shares |= blocks.follow(parent, child)
-                rows.context[child.row] = rows.context.item(parent.row)
-        order.append(child)
+            blocks.host.fork(parent, child)
+    follows = [(parent, child) for parent, child in follows if parent.row != NO_ROW]
+    rows.tokens.copy_all([parent.row for parent, _ in follows], [child.row for _, child in follows])
+    shares = {child.group for child in blocks.follow_all(follows)}
     for sequence in unused:
         if sequence.row == NO_ROW:
             blocks.host.drop(sequence)
         else:
             blocks.free(sequence)
             rows.context[sequence.row] = 0
+    return shares
+
+
+def _continue(
+    beams: BeamGroup, chosen: list[int], follows: list[tuple[Sequence, Sequence]]
+) -> list[Sequence]:
+    """Make the children of the chosen beams, by their places, the live ones.
+
+    Add to `follows` who follows whom, and return the sequences that no beam goes on in.
+    """
+    before, sequences = beams.order, beams.group.sequences
+    order = [before[place] for place in chosen]
+    parents = set(chosen)
+    spare: list[Sequence] = []
+    if len(parents) < len(sequences):
+        continued = {before[place].index for place in parents}
+        spare = [sequence for sequence in sequences if sequence.index not in continued]
+    children = iter(spare)
+    for i, place in enumerate(chosen if spare else ()):
+        if place in parents:
+            parents.remove(place)  # the first child, which stays where its parent is
+        else:
+            child = next(children)
+            follows.append((order[i], child))
+            order[i] = child
     beams.continue_with(order)
-    return unused, shares
+    return list(children)
 
 
 def _end_search(

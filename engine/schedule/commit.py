@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TypeVar
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,6 @@ from quire.engine.schedule.pooled import commit_vectors
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import find_masks
 from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
-
-T = TypeVar("T")
 
 
 def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
@@ -62,20 +60,14 @@ def commit_plain(
     if not special:
         write(samples.row_index, step.positions, result.tokens)
         return StepOutputs(samples.request_ids, samples.indices, tokens)
+    if len(special) == len(tokens):
+        return StepOutputs()
     plain = np.ones(len(tokens), np.bool_)
     plain[special] = False
     write(samples.row_index[plain], step.positions[plain], result.tokens[plain])
-    return StepOutputs(
-        _without(samples.request_ids, special), _without(samples.indices, special), _without(tokens, special)
-    )
-
-
-def _without(values: list[T], positions: list[int]) -> list[T]:
-    """Return `values` but for those at `positions`, which ascend."""
-    rest = values.copy()
-    for position in reversed(positions):
-        del rest[position]
-    return rest
+    chosen = plain.tolist()
+    each = (list(compress(values, chosen)) for values in (samples.request_ids, samples.indices, tokens))
+    return StepOutputs(*each)
 
 
 def commit_special(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -204,12 +205,12 @@ class StepDraft(msgspec.Struct):
         masked = samples.constrained
         return {
             "starts": tuple(self.starts),
-            "override_rows": _int32(list(overrides)),
-            "override_tokens": _int32(list(overrides.values())),
+            "override_rows": _int32(overrides.keys()),
+            "override_tokens": _int32(overrides.values()),
             "table_rows": entries[::2],
             "table_columns": entries[1::2],
             "table_blocks": np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),
-            "copies": _pairs(list(moves.copies.values())),
+            "copies": _pairs(moves.copies.values()),
             "swap_out": _pairs([(t.device, t.host) for t in (*moves.swap_out, *moves.spills)]),
             "swap_in": _pairs([(t.host, t.device) for t in moves.swap_in]),
             "sample_rows": samples.rows,
@@ -241,8 +242,8 @@ def _full_rows(rows: Rows, decodes: Index, contexts: Int32) -> Filled:
     return [(sequence := rows.sequences[row], sequence.num_blocks) for row in full.tolist()]
 
 
-def _int32(values: list[int]) -> Int32:
-    return np.array(values, np.int32) if values else NOTHING
+def _int32(values: Collection[int]) -> Int32:
+    return np.fromiter(values, np.int32, len(values)) if values else NOTHING
 
 
 def _masks(sequences: list[Sequence]) -> Int32:
@@ -250,8 +251,10 @@ def _masks(sequences: list[Sequence]) -> Int32:
     return np.stack([sequence.next_mask() for sequence in sequences]) if sequences else NO_MASKS
 
 
-def _pairs(pairs: list[tuple[int, int]]) -> Int32:
-    return np.array(pairs, np.int32).reshape(-1, 2) if pairs else NO_PAIRS
+def _pairs(pairs: Collection[tuple[int, int]]) -> Int32:
+    if not pairs:
+        return NO_PAIRS
+    return np.fromiter(chain.from_iterable(pairs), np.int32, 2 * len(pairs)).reshape(-1, 2)
 
 
 def _prompt_logprobs(prefill: Prefill) -> WantedPromptLogprobs | None:

@@ -128,10 +128,11 @@ class Scheduler:
         moves = self.blocks.take_moves()
         self.blocks_swapped_out += len(moves.swap_out) + len(moves.spills)
         self.blocks_swapped_in += len(moves.swap_in)
-        decoding = rows.decoding.tolist() if state.overrides else []
-        overrides = {row: token for row, token in state.overrides.items() if decoding[row]}
-        for row in overrides:
-            del state.overrides[row]
+        overrides, state.overrides = state.overrides, {}
+        if overrides:
+            decoding = rows.decoding.tolist()
+            later = [row for row in overrides if not decoding[row]]
+            state.overrides = {row: overrides.pop(row) for row in later}
         steps = state.steps
         steps.steps += 1
         steps.sequences += len(decodes)
@@ -148,16 +149,13 @@ class Scheduler:
             plan, step = draft.decode_plan(rows, decodes, contexts, moves, overrides)
         state.in_flight.append(step)
         if state.num_in_lockstep:
-            waiting: list[int] = []
-            for sequence in step.samples.sequences:
-                group = sequence.group
-                if group.in_lockstep:
-                    waiting.append(sequence.row)
+            sampling = step.samples.row_index
+            waiting = sampling[rows.in_lockstep[sampling]]
+            step.in_lockstep = len(waiting) > 0
+            rows.pause(waiting)
+            for group in step.samples.searching:
                 if group.beams is not None:
                     group.beams.pending = True
-            if waiting:
-                rows.pause(waiting)
-                step.in_lockstep = True
         return plan
 
     def _schedule_decodes(self, draft: StepDraft) -> Index:

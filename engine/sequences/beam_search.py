@@ -114,10 +114,10 @@ class BeamSearch:
 
     def _choose(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
         """Among the best candidates of all beams, best first."""
-        length = len(self._steps) + 1
-        chosen = tokens[: self.width]
-        if length < self.max_tokens and self._all_go_on(totals, chosen):
-            return self._take(length, totals[: self.width], parents[: self.width], chosen)
+        length, width = len(self._steps) + 1, self.width
+        best = totals[:width], parents[:width], tokens[:width]
+        if length < self.max_tokens and self._all_go_on(best[0], best[2]):
+            return self._take(length, *best)
         stops = [token in self.stop_tokens for token in tokens]
         too_early = length <= self.min_tokens
         eligible = [i for i, total in enumerate(totals) if total > -math.inf and not (too_early and stops[i])]
@@ -134,14 +134,14 @@ class BeamSearch:
             length, [totals[i] for i in live], [parents[i] for i in live], [tokens[i] for i in live]
         )
 
-    def _all_go_on(self, totals: list[float], chosen: list[int]) -> bool:
+    def _all_go_on(self, totals: list[float], tokens: list[int]) -> bool:
         """Return whether none of the best stops, as at most steps, and there are as many as beams."""
-        there = len(chosen) == self.width and totals[self.width - 1] > -math.inf
-        return there and self.stop_tokens.isdisjoint(chosen)
+        there = len(tokens) == self.width and totals[-1] > -math.inf
+        return there and self.stop_tokens.isdisjoint(tokens)
 
     def _take(self, length: int, totals: list[float], parents: list[int], tokens: list[int]) -> BeamStep:
         """Go on with these, best first, unless the search is over."""
-        if not totals or self._is_over(totals[0], length):
+        if not totals or (len(self._finished) == self.width and self._is_over(totals[0], length)):
             self.done = True
             return BeamStep([], [])
         self._totals = totals
@@ -163,8 +163,7 @@ class BeamSearch:
         return float(np.float32(total / float(np.float32(length**self.length_penalty))))
 
     def _is_over(self, best_live_total: float, length: int) -> bool:
-        if len(self._finished) < self.width:
-            return False
+        """Return whether no live beam enters the `width` hypotheses that are finished."""
         if self.early_stopping is True:
             return True
         if self.early_stopping == "never" and self.length_penalty > 0:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from quire.engine.arrays import Int32, as_blocks
 
+SPREAD = 2  # tokens that are copied in vain at most for each of those that rows have
+
 
 class RowTokens:
     """One array of int32 for each row. A step writes its tokens by one assignment, however long they are.
@@ -46,6 +48,18 @@ class RowTokens:
         self._last[destination] = last = self._last.item(source)
         begin, to = source * self._row_size, destination * self._row_size
         self._tokens[to : to + last + 1] = self._tokens[begin : begin + last + 1]
+
+    def copy_all(self, sources: list[int], destinations: list[int]) -> None:
+        """Replace what was in each of the rows `destinations` by the tokens in another row."""
+        lengths = self._last[sources] + 1
+        most = int(lengths.max(initial=0))
+        if len(sources) * most > SPREAD * int(lengths.sum()):
+            for source, destination in zip(sources, destinations, strict=True):
+                self.copy(source, destination)
+            return
+        rows = self._tokens.reshape(-1, self._row_size)
+        rows[destinations, :most] = rows[sources, :most]
+        self._last[destinations] = lengths - 1
 
     def clear(self, row: int) -> None:
         """Empty `row`, which no sequence is in any more."""

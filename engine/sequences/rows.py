@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quire.engine.arrays import Int32
 from quire.engine.messages import MAX_SEQUENCES
 from quire.engine.sequences.row_tokens import RowTokens
-from quire.engine.sequences.sequence import Sequence
+from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 Index = NDArray[np.intp]
 """Rows, as numpy indexes with them; others it would convert each time."""
@@ -40,6 +40,7 @@ class Samples(msgspec.Struct, frozen=True):
     needs_host: NDArray[np.bool_]  # [S] there is more to a token than the token
     limit: Int32  # [S] position of the last token that the sequence may have
     constrained: list[int]  # which of the S samples a grammar constrains
+    searching: list[SequenceGroup]  # those with beams
 
 
 class Rows:
@@ -118,7 +119,7 @@ class Rows:
         self.decoding[sequence.row] = may
         self._decodes = None
 
-    def pause(self, rows: list[int]) -> None:
+    def pause(self, rows: Index) -> None:
         """Let the sequences in `rows` not decode for now."""
         self.decoding[rows] = False
         self._decodes = None
@@ -144,14 +145,18 @@ class Rows:
                 self._samples = None
             self._sampled = rows
         if self._samples is None:
+            sequences = self._sequence[rows].tolist()
+            locked = self._sequence[rows[self.in_lockstep[rows]]].tolist()
+            groups = dict.fromkeys(sequence.group for sequence in locked)
             self._samples = Samples(
                 rows.astype(np.int32),
                 rows,
-                self._sequence[rows].tolist(),
+                sequences,
                 self._request_id[rows].tolist(),
                 self._index[rows].tolist(),
                 self._needs_host[rows],
                 self.limit[rows],
                 np.flatnonzero(self._constrained[rows]).tolist(),
+                [group for group in groups if group.beams is not None],
             )
         return self._samples

@@ -19,9 +19,6 @@ from quire.engine.sequences.window_table import WindowTable
 
 NO_ROW = -1
 BlockTable = list[int]
-NO_LOGPROBS = Logprobs(
-    np.empty(0, np.float32), np.empty(0, np.int32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
-)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -217,16 +214,21 @@ class BeamGroup:
     def continue_with(self, order: list[Sequence]) -> None:
         """Make `order` the live beams, none of which has candidates."""
         self.order = order
-        self.candidates: list[tuple[Logprobs, int]] = [(NO_LOGPROBS, 0)] * len(order)  # of which row
-        self._missing = {beam.index: place for place, beam in enumerate(order)}
+        self._collected: dict[int, tuple[Logprobs, int]] = {}  # by the beam's index in its group
 
     def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
         """Take row i of `logprobs` as the candidates of `sequence`; return whether all beams have theirs."""
-        place = self._missing.pop(sequence.index, None)
-        if place is None:  # it was preempted while others' were missing, and computed again
+        collected, index = self._collected, sequence.index
+        if index in collected:  # it was preempted while others' were missing, and computed again
             return False
-        self.candidates[place] = logprobs, i
-        return not self._missing
+        collected[index] = logprobs, i
+        return len(collected) == len(self.order)
+
+    @property
+    def candidates(self) -> list[tuple[Logprobs, int]]:
+        """Those of each beam, all of which have theirs: rows of log-probabilities."""
+        collected = self._collected
+        return [collected[beam.index] for beam in self.order]
 
     @property
     def batch_key(self) -> tuple[int, int, int, int]:

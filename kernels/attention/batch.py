@@ -98,11 +98,6 @@ class PrefillBatch:
     max_query_len: int
     spans: tuple[Span, ...] = ()  # the P rows, if the host knows them
 
-    @property
-    def may_continue(self) -> bool:
-        """Whether a row may have a context before its queries."""
-        return not self.spans or any(span.context_len > span.tokens for span in self.spans)
-
 
 class Span(NamedTuple):
     """A row of a step as the host knows it: how many tokens it has in the step, and in all; 0 pads."""

@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "a held block stays evictable",
         "memory.pool",
-        "        self._cached.pop(block, None)\n        self._resting",
-        "        self._resting",
+        "            self._cached.pop(block, None)\n            self._resting",
+        "            self._resting",
     ),
     Mutant("parents evicted before children", "memory.pool", "popitem(last=False)", "popitem(last=True)"),
     Mutant("an evicted block stays findable", "memory.pool", "        self._on_evict(block)\n", ""),
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "the source of a copy is not held",
         "memory.full_group",
-        "        self._pool.hold(source)  # nobody may get it before the copy was made\n",
+        "            hold(source)  # nobody may get it before the copy was made\n",
         "",
     ),
     Mutant(
@@ -233,19 +233,19 @@ MUTANTS = [
     Mutant(
         "a beam that follows another has not got its last tokens",
         "memory.full_group",
-        "            self._copy(child.row, parent.table[logical], table[logical], moves)\n",
-        "            pass\n",
+        "        self._copy_all(copies, moves)\n",
+        "",
     ),
     Mutant(
         "a beam's last tokens are copied to a block of others",
         "memory.full_group",
-        "            and self.is_writable(child, logical)\n",
+        "                    and self.is_writable(child, logical)\n",
         "",
     ),
     Mutant(
         "a beam's last tokens are copied over what a transfer reads",
         "memory.full_group",
-        "            and not self._pool.is_held(child.table[logical])\n",
+        "                    and not self._pool.is_held(own[logical])\n",
         "",
     ),
     Mutant(
@@ -546,14 +546,15 @@ MUTANTS = [
     Mutant(
         "a beam that follows another gives its last block back",
         "schedule.beams",
-        "                shares |= blocks.follow(parent, child)\n",
-        "                blocks.fork(parent, child)\n                shares = True\n",
+        "    shares = {child.group for child in blocks.follow_all(follows)}\n",
+        "    for parent, child in follows:\n        blocks.fork(parent, child)\n"
+        "    shares = {child.group for _, child in follows}\n",
     ),
     Mutant(
         "nobody hears that two beams are to write to the same block",
         "memory.full_group",
-        "return None if begun and not copied else int(copied)",
-        "return int(copied)",
+        "                    sharing.append(child)\n",
+        "                    pass\n",
     ),
     Mutant(
         "a beam that ended keeps its blocks",
@@ -771,9 +772,9 @@ MUTANTS = [
     ),
     Mutant(
         "a constrained row decodes without waiting",
-        "schedule.scheduler",
-        "                if group.in_lockstep:\n",
-        "                if group.beams is not None:\n",
+        "sequences.rows",
+        "self.in_lockstep[row] = group.in_lockstep",
+        "self.in_lockstep[row] = group.beams is not None",
     ),
     # -- what was found before -----------------------------------------------------------------------------
     Mutant(
@@ -809,8 +810,8 @@ MUTANTS = [
     Mutant(
         "a block that is given out counts as room",
         "memory.pool",
-        "            self._evictable[block] = False\n            self._cached.pop",
-        "            self._cached.pop",
+        "            self._evictable[block] = False\n            self._cached.pop(block, None)  # it may be",
+        "            self._cached.pop(block, None)  # it may be",
     ),
     # -- what is left of a request that has ended ------------------------------------------------------------
     Mutant("a group that has ended keeps its sequences", "schedule.lifecycle", "    group.end()\n", ""),

@@ -58,7 +58,7 @@ class Tables:
 
     def follow(self, parent: Sequence, child: Sequence) -> None:
         child.take_tokens(parent)
-        self.blocks.follow(parent, child)
+        self.blocks.follow_all([(parent, child)])
         self.rows.context[child.row] = self.rows.context[parent.row]
 
     def leave(self, *sequences: Sequence) -> None:

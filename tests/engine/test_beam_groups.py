@@ -84,8 +84,8 @@ def three_beams() -> tuple[Tables, BeamGroup]:
     beams = BeamGroup(group, VOCAB)
     tables.write(group.sequences[0], [])
     for parents in ([0, 0, 0], [1, 0, 1]):
-        reparented = reparent(beams, BeamStep(parents, [4, 5, 6]), tables.blocks, tables.rows)
-        assert reparented == ([], len(PROMPT) % BLOCK_SIZE > 0 and parents == [0, 0, 0])
+        shares = reparent([(beams, BeamStep(parents, [4, 5, 6]))], tables.blocks, tables.rows)
+        assert (shares == {group}) == (len(PROMPT) % BLOCK_SIZE > 0 and parents == [0, 0, 0])
         for sequence, token in zip(beams.order, [4, 5, 6], strict=True):
             tables.write(sequence, [token])
         tables.step()
@@ -96,7 +96,7 @@ def test_beams_that_go_on_from_another_keep_their_blocks() -> None:
     tables, beams = three_beams()
     pool, parents, lost = tables.blocks.pool, beams.order[:2], beams.order[2]
     own, allocations = lost.table[-1], pool.allocations
-    assert reparent(beams, BeamStep([0, 1, 1], [7, 8, 9]), tables.blocks, tables.rows) == ([], False)
+    assert not reparent([(beams, BeamStep([0, 1, 1], [7, 8, 9]))], tables.blocks, tables.rows)
     assert beams.order == [*parents, lost] and pool.allocations == allocations
     assert lost.table == [*parents[1].table[:-1], own]
     assert tables.blocks.moves.copies == {lost.row: (parents[1].table[-1], own)}
@@ -110,9 +110,9 @@ def test_beams_that_nothing_is_left_for_keep_no_host_blocks() -> None:
     tables.leave(*group.sequences)
     tables.step()
     chosen = beams.order[2]
-    ended, shares = reparent(beams, BeamStep([2], [7]), tables.blocks, tables.rows)
-    assert not shares
-    assert beams.order == [chosen] and {*ended, chosen} == {*group.sequences}
+    assert not reparent([(beams, BeamStep([2], [7]))], tables.blocks, tables.rows)
+    assert beams.order == [chosen]
+    ended = [sequence for sequence in group.sequences if sequence is not chosen]
     assert not any(sequence.host_table for sequence in ended)
     assert tables.blocks.host.pool.num_active == len(chosen.host_table) == 3
     tables.check()

@@ -273,7 +273,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         likely = [(p, c) for p, c in pairs if context[p.row] % self.size and self._writes(c, context[p.row])]
         if pairs:
             parent, child = (likely or pairs)[pick % len(likely or pairs)]
-            self.blocks.follow(parent, child)
+            self.blocks.follow_all([(parent, child)])
             self._took_over(parent, child, int(context[parent.row]))
             self.done["copied at once"] += child.row in self.blocks.moves.copies
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspace
 
-from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, Span
+from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, PrefillBatch, Span
+from quire.kernels.attention.latent import earlier as earlier_tokens
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
+from quire.kernels.attention.latent.earlier import plan_earlier, worth_launching
 from quire.kernels.attention.latent.expanded import expanded_tiles
 from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.formats.kv_format import UNSCALED
@@ -81,10 +83,20 @@ def step(earlier: tuple[int, int], dtype: torch.dtype, device: torch.device, *, 
 @pytest.mark.parametrize("knows", [False, True])
 @pytest.mark.parametrize("earlier", [(0, 0), (15, 0), (130, 70)])
 def test_chunks_of_prompts(
-    earlier: tuple[int, int], knows: bool, dtype: torch.dtype, device: torch.device
+    earlier: tuple[int, int],
+    knows: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Known chunks of many tokens expand those before them as well, here in pieces of 32."""
+    monkeypatch.setattr(earlier_tokens, "MOST_BYTES", 32 * HEADS * (PLAIN + VALUE) * dtype.itemsize)
     made = step(earlier, dtype, device, knows=knows)
-    out = attend_by_expanding(made.q, made.latents, made.expansion, made.batch, LAYER, made.cache)
+    assert made.batch.prefill is not None
+    planned = plan_earlier(made.batch.prefill, 16, made.q.element_size() * HEADS * (PLAIN + VALUE))
+    assert len(planned.pieces) == (-(-earlier[1] // 32) if knows else 0)
+    assert (planned.others is None) == (knows and not earlier[0])
+    out = attend_by_expanding(made.q, made.latents, made.expansion, made.batch, planned, LAYER, made.cache)
     there = [0, *range(2, TOKENS)]
     slots = made.batch.slots[there]
     assert torch.equal(made.cache.kv[slots // 16, 0, 0, slots % 16], made.latents[there])
@@ -105,6 +117,33 @@ def test_what_is_expanded() -> None:
     assert not takes(batch=replace(batch, prefill=None))
     assert not takes(layer=replace(LAYER, window=20)) and not takes(layer=replace(LAYER, softcap=5.0))
     assert not takes(expansion=replace(expansion, weight=torch.randn(HEADS, 64, LATENT)))
+
+
+def test_pieces_have_parts_of_rows() -> None:
+    """Of rows of 256 queries, of which the second continues nothing, and of one of too few to expand for."""
+    tables = torch.arange(64, dtype=torch.int32).view(4, 16)
+    spans = (Span(3, 256, 262), Span(1, 256, 256), Span(0, 4, 99), Span(2, 128, 137))
+    lens = torch.tensor([span.context_len for span in spans], dtype=torch.int32)
+    starts = torch.tensor([0, 256, 512, 516, 644], dtype=torch.int32)
+    batch = PrefillBatch(tables, torch.tensor([3, 1, 0, 2], dtype=torch.int32), starts, lens, 256, spans)
+    planned = plan_earlier(batch, 4, earlier_tokens.MOST_BYTES // 10)
+    assert planned.others is not None and planned.others.context_lens.tolist() == [256, 256, 99, 128]
+    assert [piece.starts.tolist() for piece in planned.pieces] == [[0, 6, 6, 6, 10], [0, 0, 0, 0, 5]]
+    assert [piece.blocks.tolist() for piece in planned.pieces] == [
+        [48] * 4 + [49] * 2 + [32] * 4,
+        [33] * 4 + [34],
+    ]
+    assert [piece.places.tolist() for piece in planned.pieces] == [
+        [0, 1, 2, 3, 0, 1, 0, 1, 2, 3],
+        [0, 1, 2, 3, 0],
+    ]
+    assert plan_earlier(replace(batch, spans=()), 4, 1).pieces == ()
+
+
+def test_a_long_context_is_worth_a_step_without_a_graph() -> None:
+    assert worth_launching([Span(0, 2048, 32768)], 16)
+    assert not worth_launching([Span(0, 2048, 2048), Span(1, 64, 32768)], 128)
+    assert not worth_launching([Span(0, 2048, 2100)], 16)
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)

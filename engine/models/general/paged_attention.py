@@ -28,6 +28,8 @@ from quire.kernels.attention.chosen import attend_to_chosen
 from quire.kernels.attention.index.operations import KERNELS, IndexOperations
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
 from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
+from quire.kernels.attention.latent.earlier import Earlier, plan_earlier
+from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
@@ -79,6 +81,7 @@ class PagedAttention:
         self._kernels, self._calls = self._plans.of(batch, caches), 0
         self._spans, self._rows = batch.spans, batch.token_rows
         self._pieces: dict[tuple[int, int], list[Piece]] = {}  # by heads and width of an indexer
+        self._earlier: dict[tuple[int, int], Earlier] = {}  # by group and by numbers of heads
 
     def _place(self, layer: int) -> int:
         """Return which of the caches a call is of."""
@@ -121,6 +124,16 @@ class PagedAttention:
             self._pieces[size] = pieces(self._spans, indexer)
         return choose(indexer, batch, self._spans, self._pieces[size], cache)
 
+    def _earlier_of(self, batch: ForwardBatch, cache: LayerCache, expansion: Expansion) -> Earlier:
+        """Return how earlier tokens of a step's chunks are attended to; layers that are alike share it."""
+        assert batch.prefill is not None
+        numbers = expansion.weight.shape[0] * expansion.weight.shape[1]
+        key = id(batch), numbers
+        if key not in self._earlier:
+            token_bytes = numbers * cache.kv.element_size()
+            self._earlier[key] = plan_earlier(batch.prefill, cache.block_size, token_bytes)
+        return self._earlier[key]
+
     def _attended(self, layer: int, call: Call) -> Tensor:
         attention = self._layers[layer]
         if not call.plain:
@@ -132,7 +145,8 @@ class PagedAttention:
             and takes_expanded(self._gpu, batch, attention, expansion, call.q.dtype)
         ):
             latents = _filled(call.k, attention.head_dim)[0]
-            return attend_by_expanding(call.q, latents, expansion, batch, attention, cache)[None]
+            earlier = self._earlier_of(batch, cache, expansion)
+            return attend_by_expanding(call.q, latents, expansion, batch, earlier, attention, cache)[None]
         qkv = _projected(call, attention.head_dim)
         if call.chosen is None:
             out = whole(self._kernels[layer].run(qkv, batch, attention, cache))

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.attention.attend import room_for
-from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
+from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, ForwardBatch, PrefillBatch, of_newest
 from quire.kernels.attention.latent.decode import decode_latents
+from quire.kernels.attention.latent.earlier import Earlier
 from quire.kernels.attention.latent.expanded import Expanded, attend_to_expanded, expanded_tiles
 from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.attention.latent.prefill import prefill_latents
@@ -66,32 +67,54 @@ def attend_by_expanding(
     latents: Tensor,
     expansion: Expansion,
     batch: ForwardBatch,
+    earlier: Earlier,
     layer: AttentionLayer,
     cache: LayerCache,
 ) -> Tensor:
     """Write latents [T, D], and attend from q [Hq, T, plain + rotated] -> [T, Hq, value].
 
-    Chunks attend to their own tokens by expanded heads, and to earlier ones as decodes do: to latents.
+    Chunks attend to their own tokens by expanded heads, and to those of `earlier` (`plan_earlier`) by such or
+    as decodes do: to latents. What each gives is merged.
     """
-    prefill, tokens = batch.prefill, len(latents)
+    prefill, tokens, latent = batch.prefill, len(latents), layer.latent
     assert prefill is not None
     write_latents(latents, batch.slots, cache)
     out = latents.new_empty(tokens, layer.num_heads, expansion.value)
-    continues = prefill.may_continue
-    of_latents = tokens if continues else min(len(batch.decode.rows), tokens)  # decodes come first
     lse = None
-    if of_latents:
-        queries = latents.new_empty(of_latents, layer.num_heads, layer.head_dim)
-        expansion.queries(q[:, :of_latents], queries)
-        attended = room_for(queries, layer)
-        if continues:
-            lse = torch.full((tokens, layer.num_heads), float("-inf"), device=q.device)
-            prefill_latents(queries, attended, prefill, layer, cache, lse)
-        decode_latents(queries, attended, batch.decode, layer, cache)
-        expansion.values(attended, out[:of_latents])
-    own = Expanded(expansion.expand(latents[:, : layer.latent]), latents[:, layer.latent :])
+    if earlier.pieces or earlier.others is not None:
+        lse = torch.full((tokens, layer.num_heads), float("-inf"), device=q.device)
+    of_latents = tokens if earlier.others is not None else min(len(batch.decode.rows), tokens)
+    if of_latents:  # decodes come first
+        _attend_to_latents(
+            q[:, :of_latents], out[:of_latents], lse, expansion, batch.decode, earlier.others, layer, cache
+        )
+    for piece in earlier.pieces:
+        kept = cache.kv[piece.blocks, 0, 0, piece.places]
+        keys = Expanded(expansion.expand(kept[:, :latent]), kept[:, latent:], piece.starts)
+        attend_to_expanded(q, out, lse, keys, expansion, prefill.query_starts, layer)
+    own = Expanded(expansion.expand(latents[:, :latent]), latents[:, latent:])
     attend_to_expanded(q, out, lse, own, expansion, prefill.query_starts, layer)
     return out
+
+
+def _attend_to_latents(
+    q: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    expansion: Expansion,
+    decodes: DecodeBatch,
+    chunks: PrefillBatch | None,
+    layer: AttentionLayer,
+    cache: LayerCache,
+) -> None:
+    """Attend from decodes, and from chunks to what was before them."""
+    queries = q.new_empty(q.shape[1], layer.num_heads, layer.head_dim)
+    expansion.queries(q, queries)
+    attended = room_for(queries, layer)
+    if chunks is not None:
+        prefill_latents(queries, attended, chunks, layer, cache, lse)
+    decode_latents(queries, attended, decodes, layer, cache)
+    expansion.values(attended, out)
 
 
 def _write(qkv: Tensor, batch: ForwardBatch, layer: AttentionLayer, cache: LayerCache) -> Tensor:
