@@ -18,6 +18,7 @@ from quire.engine.device.graphs import (
     choosing_sizes,
     decode_sizes,
     mixed_sizes,
+    seconds_saved,
     sharing_sizes,
 )
 from quire.engine.device.inputs import (
@@ -56,7 +57,7 @@ from quire.engine.sequences.rows import table_stride
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, Newest, PrefillBatch, Span
 from quire.kernels.attention.cascade import LANES, SharedPrefixes, rows_of_cascade, shared_lens
 from quire.kernels.attention.gather import DecodeGather
-from quire.kernels.attention.latent.earlier import LEAST_QUERIES, worth_launching
+from quire.kernels.attention.latent.earlier import LEAST_QUERIES, seconds_of_knowing
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend
 
@@ -349,7 +350,9 @@ class ModelRunner:
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
         graphs = self.mixed_graphs if spans is None else self.mixed_choosing_graphs
         chunks = self._chunks(plan)
-        if spans is None and worth_launching(chunks, self.model.config.num_heads):
+        config = self.model.config
+        saved = seconds_of_knowing(chunks, config.num_heads)
+        if spans is None and saved > seconds_saved(plan.num_tokens, config.layer_weights):
             graphs = None
         if not whole:
             newest = newest_inputs(plan)

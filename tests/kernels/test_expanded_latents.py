@@ -12,7 +12,7 @@ from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspa
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, PrefillBatch, Span
 from quire.kernels.attention.latent import earlier as earlier_tokens
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
-from quire.kernels.attention.latent.earlier import plan_earlier, worth_launching
+from quire.kernels.attention.latent.earlier import plan_earlier, seconds_of_knowing
 from quire.kernels.attention.latent.expanded import expanded_tiles
 from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.formats.kv_format import UNSCALED
@@ -140,10 +140,10 @@ def test_pieces_have_parts_of_rows() -> None:
     assert plan_earlier(replace(batch, spans=()), 4, 1).pieces == ()
 
 
-def test_a_long_context_is_worth_a_step_without_a_graph() -> None:
-    assert worth_launching([Span(0, 2048, 32768)], 16)
-    assert not worth_launching([Span(0, 2048, 2048), Span(1, 64, 32768)], 128)
-    assert not worth_launching([Span(0, 2048, 2100)], 16)
+def test_knowing_saves_what_long_chunks_continue() -> None:
+    """Nothing without earlier tokens, or for a short chunk; milliseconds for 2,048 on 30,720."""
+    assert seconds_of_knowing([Span(0, 2048, 2048), Span(1, 64, 32768)], 128) == 0.0
+    assert 4e-3 < seconds_of_knowing([Span(0, 2048, 32768)], 16) < 9e-3
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)
