@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from quire.engine.device.runner import Limits
+from quire.engine.device.limits import Limits
 from quire.engine.messages import SamplingParams
 from quire.engine.schedule.plan import RowStart, StepPlan
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from quire.engine.device.kv_cache import KVCache, dequantized_dtype
-from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.limits import Limits
+from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import build_model

@@ -7,7 +7,8 @@ import time
 import msgspec
 import numpy as np
 
-from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.limits import Limits
+from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.schedule.plan import Runner, StepPlan
 from quire.engine.schedule.preemption import PreemptionPolicy

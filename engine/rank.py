@@ -21,8 +21,9 @@ from quire.engine.device.kv_cache import (
     dequantized_dtype,
     named_format,
 )
+from quire.engine.device.limits import Limits
 from quire.engine.device.memory_profile import choose_blocks, refuse_too_large
-from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig

@@ -121,7 +121,7 @@ def logits_of(core: EngineCore, held: KVFormat, tokens: list[int]) -> Tensor:
                 rows[:0] if prefills else rows,
                 contexts[:0] if prefills else contexts,
                 rows[:0] if prefills else rows,
-                runner.workspaces[0],
+                runner.batches.workspaces[0],
             ),
             prefill=PrefillBatch(tables, rows, ints(0, end - begin), contexts, end - begin)
             if prefills

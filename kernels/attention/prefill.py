@@ -211,7 +211,9 @@ def prefill(
             and numbers.dtype == q.dtype
             and hopper.takes_heads(gpu_of(q.device), q.dtype, head_dim, group, block_size)
         )
-        quick = not layer.window and hopper.prefers(batch.max_query_len, group)
+        quick = not layer.window and hopper.prefers(
+            batch.max_query_len, group, dequantized=cache.dequantized is not None
+        )
         by = PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
     if by is PrefillKernel.HOPPER:
         if cache.format.scaled:

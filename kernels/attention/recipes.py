@@ -49,7 +49,9 @@ class Attending:
         takes = hopper_prefill.supports(
             self.gpu, layer.dtype, self.format, cache.head_dim, layer.group, self.step.block_size
         )
-        quick = not cache.window and hopper_prefill.prefers(self.step.longest_query, layer.group)
+        quick = not cache.window and hopper_prefill.prefers(
+            self.step.longest_query, layer.group, dequantized=self.format.scaled
+        )
         takes = takes and layer.plain
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 

@@ -315,7 +315,7 @@ def test_an_engine_answers_the_same_before_while_and_after_graphs_are_captured(
     assert all(len(before[0][request.id]) == request.params.max_tokens for request in asked)
     assert before == during == after
     assert isinstance(core.runner, ModelRunner)
-    core.runner.decode_graphs = core.runner.mixed_graphs = None
+    core.runner.graphs = None
     unpadded = answers(core, asked)
     if not ON_GPU:  # where a product's last bits depend on the batch
         assert unpadded[0] == after[0]

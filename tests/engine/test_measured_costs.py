@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.engine.device.runner import Limits
+from quire.engine.device.limits import Limits
 from quire.engine.preemption_costs import measure_costs
 from quire.engine.schedule.plan import StepPlan
 

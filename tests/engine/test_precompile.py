@@ -16,7 +16,8 @@ import triton
 from torch import Tensor
 
 from quire.engine.config import EngineConfig
-from quire.engine.device.runner import Limits, ModelRunner
+from quire.engine.device.limits import Limits
+from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models import decoder, gpt2, opt
 from quire.engine.models.loader import Model, build_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.engine.device.runner import Limits, staging_words
+from quire.engine.device.limits import Limits, staging_words
 from quire.engine.device.staging import ROTATION, Staging
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -13,7 +13,7 @@ from quire.kernels.attention.attend import Attend, attend_mixed, attend_referenc
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, ForwardBatch, PrefillBatch
 from quire.kernels.attention.decode import DecodeKernel
 from quire.kernels.attention.latent.attend import attend_to_latents
-from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
+from quire.kernels.attention.latent.chosen import attend_to_chosen_latents, choice_splits
 from quire.kernels.attention.latent.write import write_latents, write_latents_reference
 from quire.kernels.attention.prefill import PrefillKernel
 from quire.kernels.formats.kv_format import UNSCALED
@@ -86,6 +86,11 @@ def test_only_what_is_chosen_is_attended_to(
             expected = attend_exactly(q.cpu(), paged.keys[row][seen], paged.values[row][seen], layer.scale, 0)
             got = out[token].cpu().view(1, HEADS, -1)
             torch.testing.assert_close(got, expected.to(dtype), atol=TOLERANCE[dtype], rtol=0)
+
+
+def test_choices_fill_a_gpu_once_and_are_merged_from_few_parts() -> None:
+    found = {tokens: choice_splits(tokens, 128, 2048, 132) for tokens in (1, 2, 8, 16, 32, 40, 64, 2048)}
+    assert found == {1: None, 2: 16, 8: 8, 16: 4, 32: 2, 40: 3, 64: 1, 2048: 1}
 
 
 def test_latents_are_written_where_they_belong(dtype: torch.dtype, device: torch.device) -> None:

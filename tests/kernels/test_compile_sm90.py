@@ -55,6 +55,7 @@ SPILLS_LIMIT = {
     "hopper_prefill_16": 0,
     "hopper_prefill_16_short": 0,
     "hopper_prefill_64": 0,
+    "hopper_prefill_group_7": 0,
     "hopper_decode": 0,
     "hopper_decode_known": 0,
     "hopper_decode_beside_split": 0,
@@ -394,11 +395,15 @@ def hopper_variants() -> dict[str, Case]:
     boxes, panels = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
     pointers = dict.fromkeys(("block_tables", "rows", "query_starts", "context_lens"), "*i32")
     found = {}
-    for name, block_size, tile in (("16", 16, 128), ("16_short", 16, 64), ("64", 64, 128)):
-        constants = {"GROUP": 4, "BLOCK_SIZE": block_size, "DIM": 128, "TILE": tile, "STAGES": 256 // tile}
+    for name, block_size, tile, group in (
+        ("16", 16, 128, 4), ("16_short", 16, 64, 4), ("64", 64, 128, 4), ("group_7", 16, 128, 7)
+    ):  # fmt: skip
+        lanes = 4 if group == 4 else 8
+        constants = {"GROUP": group, "LANES": lanes, "BLOCK_SIZE": block_size, "DIM": 128, "TILE": tile}
+        constants |= {"STAGES": 256 // tile}
         types = pointers | {
             "out": "*bf16",
-            "q_source": f"tensordesc<bf16[16, 4, 64],{panels!r}>",
+            "q_source": f"tensordesc<bf16[{64 // lanes}, {lanes}, 64],{panels!r}>",
             "kv_source": f"tensordesc<bf16[{block_size}, 64],{boxes!r}>",
             "scale_log2": "fp32",
         }

@@ -52,7 +52,8 @@ def test_earlier_blocks_are_what_a_read_gives_and_others_are_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window"), [(4, 2, 64, 0), (4, 1, 128, 0), (4, 1, 64, 40)]
+    ("heads", "kv_heads", "head_dim", "window"),
+    [(4, 2, 64, 0), (4, 1, 128, 0), (4, 1, 64, 40), (7, 1, 128, 0), (6, 2, 64, 0)],
 )
 def test_prefill_by_what_is_expanded_is_prefill(
     heads: int, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device

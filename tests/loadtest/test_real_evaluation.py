@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.engine.config import EngineConfig
-from quire.engine.device.runner import Limits
+from quire.engine.device.limits import Limits
 from quire.loadtest.attention_variants import VARIANTS
 from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.real import (

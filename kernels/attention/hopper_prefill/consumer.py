@@ -85,25 +85,25 @@ def _clear_past(
 @gluon.jit
 def consume(
     out: gl.tensor, shared: gl.tuple, todo: gl.tuple, num_kv_heads: gl.tensor, scale_log2: gl.tensor,
-    CONSUMER: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
+    CONSUMER: gl.constexpr, GROUP: gl.constexpr, LANES: gl.constexpr, DIM: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend from ROWS // GROUP queries of each turn, for all heads of one kv head; last keys first."""
+    """Attend from ROWS // LANES queries of each turn, for all heads of one kv head; last keys first."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULT, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     # A row's elements next to each other, to be written 16 bytes at a time.
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // GROUP
+    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // LANES
     queries, keys, values, barriers, q_full, q_free, cleared = shared
     k_full, k_free, v_full, v_free = barriers
     work, plan, turns = todo
     row, query_start, query_len, first_query, context_len, num_tiles = work
     lane = CONSUMER * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, WIDE))[:, None]
-    query = lane // GROUP
+    query = lane // LANES
     dim = gl.arange(0, DIM, gl.SliceLayout(0, WIDE))[None, :]
-    offset = (query * (num_kv_heads * GROUP) + lane % GROUP) * DIM + dim
+    offset = (query * (num_kv_heads * GROUP) + lane % LANES) * DIM + dim
     # So many times stages, queries and values past a context have been seen to.
     filled, asked, clearings = 0, 0, 0
     for turn in range(turns[0], turns[1]):
@@ -112,7 +112,7 @@ def consume(
             q_place, q_phase = place_of(asked, QUERIES)
             q = queries.index(q_place * CONSUMERS + CONSUMER)
             first_position = context_len - query_len + first_query
-            position = first_position + (CONSUMER * ROWS + gl.arange(0, ROWS, ROW)) // GROUP
+            position = first_position + (CONSUMER * ROWS + gl.arange(0, ROWS, ROW)) // LANES
             peak = gl.full([ROWS], LOWEST, gl.float32, ROW)
             total = gl.zeros([ROWS], gl.float32, ROW)
             acc = gl.zeros([ROWS, DIM], gl.float32, RESULT)
@@ -158,6 +158,8 @@ def consume(
             first = (query_start + first_query) * num_kv_heads + gl.program_id(0)
             into = out + first.to(gl.int64) * (GROUP * DIM) + offset
             inside = query < query_len - first_query
+            if GROUP < LANES:
+                inside &= lane % LANES < GROUP
             acc, weights = warpgroup_mma_wait(0, deps=(acc, weights))
             mbarrier.arrive(v_free.index(stage))
 

@@ -41,17 +41,19 @@ def _kernel(
     block_tables: gl.tensor, rows: gl.tensor, query_starts: gl.tensor, context_lens: gl.tensor,
     num_sequences: gl.tensor, turns: gl.tensor, turns_each: gl.tensor, num_kv_heads: gl.tensor,
     scale_log2: gl.tensor, table_stride: gl.tensor, block_rows: gl.tensor, part_rows: gl.tensor,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
+    GROUP: gl.constexpr, LANES: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
-    """For all query heads of one kv head, `turns_each` of the `turns` of CONSUMERS * ROWS // GROUP queries.
+    """For all query heads of one kv head, `turns_each` of the `turns` of CONSUMERS * ROWS // LANES queries.
 
+    LANES are a query's rows of a tile, a power of two: those beyond GROUP hold other kv heads' queries, or
+    zeros, and what they attend to is left out.
     While the last keys of a turn are attended to, the first ones of the next are on their way.
     """
     # Decode attention may run beside the last programs: it relies on this kernel having begun only when all
     # before it had ended, so do not launch this one dependently.
     gdc_launch_dependents()
-    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // GROUP
+    BLOCK_Q: gl.constexpr = CONSUMERS * ROWS // LANES
     first_turn = gl.program_id(1) * turns_each
     last_turn = gl.minimum(first_turn + turns_each, turns)
     plan = (rows, query_starts, context_lens, num_sequences, turns)
@@ -67,7 +69,7 @@ def _kernel(
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     dtype: gl.constexpr = out.dtype.element_ty
     boxes: gl.constexpr = [STAGES * PANELS * (TILE // BOX), BOX, PANEL]
-    panels: gl.constexpr = [QUERIES * CONSUMERS * PANELS, ROWS // GROUP, GROUP, PANEL]
+    panels: gl.constexpr = [QUERIES * CONSUMERS * PANELS, ROWS // LANES, LANES, PANEL]
     q_panels = gl.allocate_shared_memory(dtype, panels, SHARED_Q)
     k_boxes = gl.allocate_shared_memory(dtype, boxes, SHARED)
     v_boxes = gl.allocate_shared_memory(dtype, boxes, SHARED)
@@ -103,10 +105,16 @@ def _kernel(
     todo = (work, plan, between)
     gl.warp_specialize(
         [
-            (consume, (out, read, todo, num_kv_heads, scale_log2, 0, GROUP, DIM, TILE, STAGES)),
-            (consume, (out, read, todo, num_kv_heads, scale_log2, 1, GROUP, DIM, TILE, STAGES)),
-            (produce, (asked, source, k_stages, todo, k_row, True, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
-            (produce, (asked, source, v_stages, todo, v_row, False, GROUP, BLOCK_SIZE, DIM, TILE, STAGES)),
+            (consume, (out, read, todo, num_kv_heads, scale_log2, 0, GROUP, LANES, DIM, TILE, STAGES)),
+            (consume, (out, read, todo, num_kv_heads, scale_log2, 1, GROUP, LANES, DIM, TILE, STAGES)),
+            (
+                produce,
+                (asked, source, k_stages, todo, k_row, True, GROUP, LANES, BLOCK_SIZE, DIM, TILE, STAGES),
+            ),
+            (
+                produce,
+                (asked, source, v_stages, todo, v_row, False, GROUP, LANES, BLOCK_SIZE, DIM, TILE, STAGES),
+            ),
         ],
         worker_num_warps=[4, 1, 1],
         worker_num_regs=[232, 32, 32],  # as many as keep all variants from spilling
@@ -121,14 +129,13 @@ def turns_of_a_program(turns: int, multiprocessors: int) -> int:
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
     """Tell whether `hopper_prefill` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants Hopper's instructions, 16-bit numbers, heads of 64 or 128 in groups of a power of two up to 64,
-    and blocks of 16 or more.
+    It wants Hopper's instructions, 16-bit numbers, heads of 64 or 128 in groups of up to 64, and blocks of 16
+    or more.
     """
     return (
         gpu.has_warpgroup_products
         and dtype.itemsize == 2
         and head_dim in (64, 128)
-        and group & (group - 1) == 0
         and group <= ROWS.value
         and block_size >= LEAST_BLOCK
     )
@@ -149,9 +156,13 @@ def supports(
     return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 
-def prefers(longest_query: int, group: int) -> bool:
-    """Tell whether there are more queries than the narrowest tile of `attention.prefill` holds."""
-    return longest_query * group > ROWS.value
+def prefers(longest_query: int, group: int, *, dequantized: bool) -> bool:
+    """Tell whether `hopper_prefill` is quicker than `attention.prefill`, over a cache maybe dequantized.
+
+    There have to be more queries than the narrowest tile of that holds. It makes numbers of fp12's planes
+    anew for each tile of queries, but leaves no lanes idle if a group is no power of two.
+    """
+    return longest_query * group > ROWS.value and (dequantized or group & (group - 1) == 0)
 
 
 def hopper_prefill(
@@ -161,13 +172,14 @@ def hopper_prefill(
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = kv.shape[2:4]
     group = num_q_heads // num_kv_heads
+    lanes = triton.next_power_of_2(group)
     tile = 64 if batch.max_query_len <= SHORT else 128
     panel, rows_a_block = PANEL.value, kv.stride(0) // head_dim
     q_source = TensorDescriptor(
         q,
         [num_tokens, num_q_heads, head_dim],
         [q.stride(0), head_dim, 1],
-        [ROWS.value // group, group, panel],
+        [ROWS.value // lanes, lanes, panel],
         gl.NVMMASharedLayout(128, 16, rank=3),
     )
     # The layer's part of the cache as rows of one head and token; what lies between is other layers'.
@@ -179,12 +191,13 @@ def hopper_prefill(
         gl.NVMMASharedLayout(128, 16, rank=2),
     )
     num_sequences = batch.rows.shape[0]
-    block_q = CONSUMERS.value * ROWS.value // group
+    block_q = CONSUMERS.value * ROWS.value // lanes
     turns = num_tokens // block_q + num_sequences
     turns_each = turns_of_a_program(num_kv_heads * turns, gpu_of(q.device).multiprocessors)
     _kernel[num_kv_heads, triton.cdiv(turns, turns_each)](
         out, q_source, kv_source, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
         num_sequences, turns, turns_each, num_kv_heads,
         layer.scale * LOG2_E, batch.block_tables.stride(0), rows_a_block, kv.stride(1) // head_dim,
-        GROUP=group, BLOCK_SIZE=block_size, DIM=head_dim, TILE=tile, STAGES=MOST_STAGED // tile, num_warps=4,
+        GROUP=group, LANES=lanes, BLOCK_SIZE=block_size, DIM=head_dim, TILE=tile,
+        STAGES=MOST_STAGED // tile, num_warps=4,
     )  # fmt: skip

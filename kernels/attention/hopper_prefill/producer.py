@@ -13,13 +13,14 @@ from quire.kernels.attention.hopper_prefill.work_tiles import work_after
 @gluon.jit
 def _ask_for_queries(
     source: tma.tensor_descriptor, panels: gl.shared_memory_descriptor, place: gl.tensor,
-    full: gl.shared_memory_descriptor, first_token: gl.tensor, GROUP: gl.constexpr, DIM: gl.constexpr,
+    full: gl.shared_memory_descriptor, first_token: gl.tensor, GROUP: gl.constexpr, LANES: gl.constexpr,
+    DIM: gl.constexpr,
 ) -> None:  # fmt: skip
     PANELS: gl.constexpr = DIM // PANEL
     mbarrier.expect(full, CONSUMERS * ROWS * DIM * 2)
     for half in gl.static_range(CONSUMERS):
         for panel in gl.static_range(PANELS):
-            token = first_token + half * (ROWS // GROUP)
+            token = first_token + half * (ROWS // LANES)
             into = panels.index((place * CONSUMERS + half) * PANELS + panel)
             box = [token, gl.program_id(0) * GROUP, panel * PANEL]
             tma.async_copy_global_to_shared(source, box, full, into)
@@ -29,8 +30,8 @@ def _ask_for_queries(
 def produce(
     queries: gl.tuple, source: gl.tuple, stages: gl.tuple, todo: gl.tuple, first_row: gl.tensor,
     OF_KEYS: gl.constexpr,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr,
+    GROUP: gl.constexpr, LANES: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Fill the stages of K or of V in turn, with as many boxes as a tile has blocks; before K, queries."""
     kv_source, block_tables, table_stride, block_rows = source
@@ -50,7 +51,14 @@ def produce(
             place, phase = place_of(asked, QUERIES)
             mbarrier.wait(q_free.index(place), phase ^ 1)
             _ask_for_queries(
-                q_source, q_panels, place, q_full.index(place), query_start + first_query, GROUP, DIM
+                q_source,
+                q_panels,
+                place,
+                q_full.index(place),
+                query_start + first_query,
+                GROUP,
+                LANES,
+                DIM,
             )
             asked += 1
         for step in range(num_tiles):
@@ -71,5 +79,5 @@ def produce(
         filled += num_tiles
         work = (row, query_start, query_len, first_query, context_len, num_tiles)
         row, query_start, query_len, first_query, context_len, num_tiles = work_after(
-            turn, turns[1], work, plan, CONSUMERS * ROWS // GROUP, TILE, 1
+            turn, turns[1], work, plan, CONSUMERS * ROWS // LANES, TILE, 1
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd
 
 import torch
@@ -14,10 +15,15 @@ from quire.kernels.attention.attend import room_for
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, ForwardBatch
 from quire.kernels.attention.chosen import Chosen
 from quire.kernels.attention.latent.decode import decode_latents
+from quire.kernels.attention.latent.tile import MOST_KEYS, MOST_LANES
 from quire.kernels.attention.latent.write import write_latents
+from quire.kernels.attention.splits import MAX_SPLITS
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.gpu import gpu_of
 
 BLOCK = 512  # entries of a program
+# To merge a part of a head takes so much of what a tile takes: of 128 heads 0.31 µs, and 3.6 µs on an H100.
+MERGE_COST = 0.31 / 128 / 3.6
 
 
 def attend_to_chosen_latents(
@@ -34,8 +40,28 @@ def attend_to_chosen_latents(
     tables, counts = _tables(batch, rows, cache, tokens.kv.stride(0), chosen)
     each = torch.arange(len(qkv), dtype=torch.int32, device=qkv.device)
     step = DecodeBatch(tables, each, counts, each, batch.decode.workspace)
-    decode_latents(layer.queries(qkv), out, step, layer, tokens)
+    splits = choice_splits(len(qkv), layer.num_heads, chosen.most, gpu_of(qkv.device).multiprocessors)
+    decode_latents(layer.queries(qkv), out, step, layer, tokens, splits)
     return out.flatten(1)
+
+
+@lru_cache(maxsize=4096)  # steps have any number of tokens
+def choice_splits(tokens: int, heads: int, most: int, multiprocessors: int) -> int | None:
+    """Return into how many parts choices are divided; None: as other contexts are, for one token.
+
+    All are equally long, if any is: no part has to be spare for a long one. A multiprocessor has room for one
+    program, and what merges parts reads each.
+    """
+    programs, tiles = tokens * triton.cdiv(heads, MOST_LANES), triton.cdiv(most, MOST_KEYS)
+    if tokens <= 1:
+        return None
+
+    def cost(splits: int) -> float:
+        rounds = triton.cdiv(programs * splits, multiprocessors)
+        merging = tokens * heads * splits * MERGE_COST if splits > 1 else 0.0
+        return rounds * triton.cdiv(tiles, splits) + merging
+
+    return min(range(1, min(tiles, MAX_SPLITS) + 1), key=cost)
 
 
 def _as_tokens(cache: LayerCache) -> LayerCache:
