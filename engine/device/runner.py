@@ -15,6 +15,7 @@ from quire.engine.device.graphs import (
     Captures,
     Record,
     mixed_sizes,
+    seconds_saved,
 )
 from quire.engine.device.inputs import (
     DecodeInputs,
@@ -48,7 +49,7 @@ from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.kernels.attention.batch import Span
-from quire.kernels.attention.latent.earlier import LEAST_QUERIES, worth_launching
+from quire.kernels.attention.latent.earlier import LEAST_QUERIES, seconds_of_knowing
 from quire.kernels.backend import Backend
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
@@ -254,7 +255,9 @@ class ModelRunner:
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
         graphs = None if self.graphs is None else self.graphs.of_mixed(spans)
         chunks = self._chunks(plan)
-        if spans is None and worth_launching(chunks, self.model.config.num_heads):
+        config = self.model.config
+        saved = seconds_of_knowing(chunks, config.num_heads)
+        if spans is None and saved > seconds_saved(plan.num_tokens, config.layer_weights):
             graphs = None
         if not whole:
             newest = newest_inputs(plan)

@@ -11,13 +11,14 @@ from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspa
 
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, PrefillBatch, Span
 from quire.kernels.attention.latent import earlier as earlier_tokens
+from quire.kernels.attention.latent import prefill
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
-from quire.kernels.attention.latent.earlier import plan_earlier, worth_launching
+from quire.kernels.attention.latent.earlier import plan_earlier, seconds_of_knowing
 from quire.kernels.attention.latent.expanded import expanded_tiles
 from quire.kernels.attention.latent.expansion import Expansion
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.gpu import KNOWN
+from quire.kernels.gpu import KNOWN, gpu_of
 
 HEADS, LATENT, ROTATED, PLAIN, VALUE = 5, 32, 8, 24, 16
 LAYER = AttentionLayer(HEADS, 1, LATENT + ROTATED, 0.21, latent=LATENT)
@@ -80,16 +81,31 @@ def step(earlier: tuple[int, int], dtype: torch.dtype, device: torch.device, *, 
     )
 
 
-@pytest.mark.parametrize("knows", [False, True])
-@pytest.mark.parametrize("earlier", [(0, 0), (15, 0), (130, 70)])
+@pytest.mark.parametrize(
+    ("earlier", "knows", "processors"),
+    [
+        *(((0, 0), knows, 1) for knows in (False, True)),
+        *(((15, 0), knows, 1) for knows in (False, True)),
+        *(((130, 70), knows, 1) for knows in (False, True)),
+        *(
+            ((130, 70), False, processors) for processors in (60, 250)
+        ),  # 4 splits, and more than there are tiles
+    ],
+)
 def test_chunks_of_prompts(
     earlier: tuple[int, int],
     knows: bool,
+    processors: int,
     dtype: torch.dtype,
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Known chunks of many tokens expand those before them as well, here in pieces of 32."""
+    """Known chunks of many tokens expand those before them as well, here in pieces of 32.
+
+    processors: of the device, for which what is before others is divided.
+    """
+    gpu = replace(gpu_of(device), multiprocessors=processors)
+    monkeypatch.setattr(prefill, "gpu_of", lambda device: gpu)
     monkeypatch.setattr(earlier_tokens, "MOST_BYTES", 32 * HEADS * (PLAIN + VALUE) * dtype.itemsize)
     made = step(earlier, dtype, device, knows=knows)
     assert made.batch.prefill is not None
@@ -140,10 +156,10 @@ def test_pieces_have_parts_of_rows() -> None:
     assert plan_earlier(replace(batch, spans=()), 4, 1).pieces == ()
 
 
-def test_a_long_context_is_worth_a_step_without_a_graph() -> None:
-    assert worth_launching([Span(0, 2048, 32768)], 16)
-    assert not worth_launching([Span(0, 2048, 2048), Span(1, 64, 32768)], 128)
-    assert not worth_launching([Span(0, 2048, 2100)], 16)
+def test_knowing_saves_what_long_chunks_continue() -> None:
+    """Nothing without earlier tokens, or for a short chunk; milliseconds for 2,048 on 30,720."""
+    assert seconds_of_knowing([Span(0, 2048, 2048), Span(1, 64, 32768)], 128) == 0.0
+    assert 4e-3 < seconds_of_knowing([Span(0, 2048, 32768)], 16) < 9e-3
 
 
 @pytest.mark.parametrize("gpu", KNOWN.values(), ids=KNOWN)

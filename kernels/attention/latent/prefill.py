@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,6 +20,8 @@ from quire.kernels.attention.softmax import load_of_heads
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
 
+MOST_SPLITS = 32  # a power of two
+
 
 def prefill_latents(
     q: Tensor,
@@ -34,7 +37,7 @@ def prefill_latents(
     of which a product has as many numbers as a latent: dearer than with keys of each head, which in return
     take no product to expand. With lse [T, Hq] fp32, and no window, only what a row's context has before its
     newest tokens is attended to: lse gets the log-sum-exps (base 2) of scores, and is left alone, as `out`,
-    of rows that have nothing there.
+    of rows that have nothing there. Few tokens have programs for parts of it, for an idle device.
     """
     check_latent_inputs(q, out, layer, cache)
     tokens, heads, width = q.shape
@@ -42,19 +45,62 @@ def prefill_latents(
     if tokens == 0 or count == 0:
         return
     longest = min(batch.max_query_len, tokens)
-    tiles = latent_tiles(gpu_of(q.device), heads, longest, width, cache.latent, q.dtype)
-    queries = tiles.lanes // tiles.group
-    _prefill_kernel[tokens // queries + count, tiles.head_blocks(heads)](
-        out, lse, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens, count,
-        layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks, layer.slopes,
-        q.stride(0), batch.block_tables.stride(0), cache.kv.stride(0), cache.kv.stride(3),
+    gpu = gpu_of(q.device)
+    tiles = latent_tiles(gpu, heads, longest, width, cache.latent, q.dtype)
+    queries, parts = tiles.lanes // tiles.group, tiles.head_blocks(heads)
+    splits = 1
+    if lse is not None:
+        splits = max(min(gpu.multiprocessors // (triton.cdiv(tokens, queries) * parts), MOST_SPLITS), 1)
+    into, lses = out, lse
+    if splits > 1:
+        into = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device)
+        lses = torch.full((splits, tokens, heads), float("-inf"), device=q.device)
+    _prefill_kernel[tokens // queries + count, parts, splits](
+        into, lses, q, cache.kv, batch.block_tables, batch.rows, batch.query_starts, batch.context_lens,
+        count, layer.scale * LOG2_E, layer.window, layer.softcap * LOG2_E or None, layer.sinks, layer.slopes,
+        q.stride(0), batch.block_tables.stride(0), cache.kv.stride(0), cache.kv.stride(3), tokens,
         HEADS=heads, GROUP=tiles.group, LANES=tiles.lanes, BLOCK_SIZE=cache.block_size, LATENT=cache.latent,
         WIDTH=width, DIM=tiles.dim, REST_DIM=tiles.rest_dim, TILE=tiles.keys, CHUNKED=layer.chunked,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
+    if splits > 1:
+        _merge_kernel[tokens, heads](
+            out, lse, into, lses, splits, LATENT=cache.latent, DIM=tiles.dim, SPLITS=MOST_SPLITS, num_warps=4
+        )
 
 
-@triton.jit(do_not_specialize=["num_sequences", "window"])
+@triton.jit(do_not_specialize=["splits"])
+def _merge_kernel(
+    out: tl.tensor,
+    lse: tl.tensor,
+    partials: tl.tensor,
+    lses: tl.tensor,
+    splits: tl.tensor,
+    LATENT: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Merge what the splits gave for a token and a head, if any gave something."""
+    place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    stride = tl.num_programs(0).to(tl.int64) * tl.num_programs(1)
+    split = tl.arange(0, SPLITS)
+    each = tl.load(lses + split * stride + place, mask=split < splits, other=float("-inf"))
+    peak = tl.max(each, 0)
+    if peak == float("-inf"):
+        return
+    total = tl.sum(tl.exp2(each - peak), 0)
+    dim = tl.arange(0, DIM)
+    acc = tl.zeros([DIM], tl.float32)
+    for at in range(0, splits):
+        weight = tl.exp2(tl.load(lses + at * stride + place) - peak)
+        values = partials + (at * stride + place) * LATENT + dim
+        there = tl.where(weight > 0.0, LATENT, 0)  # nothing was written for a split without keys
+        acc += weight * tl.load(values, mask=dim < there, other=0.0)
+    tl.store(out + place * LATENT + dim, (acc / total).to(out.dtype.element_ty), mask=dim < LATENT)
+    tl.store(lse + place, peak + tl.log2(total))
+
+
+@triton.jit(do_not_specialize=["num_sequences", "window", "tokens"])
 def _prefill_kernel(
     out: tl.tensor,
     lse: tl.tensor,
@@ -74,6 +120,7 @@ def _prefill_kernel(
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
+    tokens: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
@@ -85,7 +132,11 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     CHUNKED: tl.constexpr,
 ) -> None:
-    """Attend from LANES // GROUP consecutive queries of a sequence, for GROUP of their heads."""
+    """Attend from LANES // GROUP consecutive queries of a sequence, for GROUP of their heads.
+
+    With lse to a split of what is before them, of as many as there are programs; out and lse have room for
+    each split's results, of all `tokens`.
+    """
     QUERIES: tl.constexpr = LANES // GROUP
     # A sequence's later tiles see more keys: start the heavy ones first.
     sequence, query_tile = find_sequence(
@@ -101,7 +152,10 @@ def _prefill_kernel(
     end = tl.minimum(first_position + QUERIES, context_len)  # one past the last position
     if lse is not None:
         end = context_len - query_len
-        if end <= 0:
+        all_tiles = tl.cdiv(tl.maximum(end, 0), TILE)
+        split_tiles = tl.cdiv(all_tiles, tl.num_programs(2))
+        split_tile = tl.program_id(2) * split_tiles
+        if split_tile >= all_tiles:
             return
 
     lane = tl.arange(0, LANES)
@@ -130,8 +184,11 @@ def _prefill_kernel(
         first_tile = tl.maximum(first_position + 1 - window, 0) // TILE
         masked_tile = first_tile
     position = first_position + lane // GROUP
+    last_tile = tl.cdiv(end, TILE)
     if lse is not None:  # all see as much as one that was ahead of them would
-        masked_tile = end // TILE
+        first_tile = split_tile
+        last_tile = tl.minimum(split_tile + split_tiles, all_tiles)
+        masked_tile = tl.minimum(end // TILE, last_tile)
         position = tl.minimum(position, end - 1)
     blocks = load_blocks(table, first_tile * TILE, context_len, BLOCK_SIZE, TILE)
     for tile in range(first_tile, masked_tile):
@@ -141,7 +198,7 @@ def _prefill_kernel(
             total, scale_log2, softcap_log2, slope, position[:, None], BLOCK_SIZE, LATENT, WIDTH, TILE, False,
         )  # fmt: skip
         blocks = following
-    for tile in range(masked_tile, tl.cdiv(end, TILE)):
+    for tile in range(masked_tile, last_tile):
         following = load_blocks(table, (tile + 1) * TILE, context_len, BLOCK_SIZE, TILE)
         age = position[:, None] - (tile * TILE + tl.arange(0, TILE))[None, :]
         if CHUNKED:
@@ -156,6 +213,8 @@ def _prefill_kernel(
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     dim = tl.arange(0, DIM)
+    if lse is not None:
+        token += tl.program_id(2).to(tl.int64) * tokens
     place = (token * HEADS + head)[:, None] * LATENT + dim[None, :]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_query[:, None] & (dim < LATENT)[None, :])
     if lse is not None:
