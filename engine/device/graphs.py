@@ -25,6 +25,7 @@ TUNED_SIZES = (
     *(16, 32, 64, 96, 128, 160, 192, 224, 256, 272, 304, 336, 384, 432, 496, 544, 592, 640, 688, 720, 768),
     *(896, 960, 1024, 1152, 1280, 1408, 1536, 1792, 1920, 2048),
 )
+MOST_SCORES = 1 << 23  # an H100 finds the best of them in about 0.1 ms
 LAUNCH_SECONDS = 1.1e-3  # that a slow host takes to launch a layer; a quick one takes 0.3 ms
 FLOPS_PER_SECOND = 600e12  # at which an H100 computes it
 
@@ -42,12 +43,14 @@ def sharing_sizes(max_batch: int) -> list[int]:
     return sorted({*range(32, max_batch, 32), max_batch} if max_batch >= 32 else ())
 
 
-def choosing_sizes(max_tokens: int) -> list[int]:
+def choosing_sizes(max_tokens: int, max_model_len: int) -> list[int]:
     """Return the token counts worth a graph of mixed steps that choose what they attend to.
 
-    They are few: what pads a step chooses nothing, and larger steps take longer to compute than to launch.
+    They are few: what pads a step chooses nothing. A graph looks for the best of as many scores as a row may
+    have, of all its tokens: beyond some, in longer than the launches take that it saves.
     """
-    return sorted({min(size, max_tokens) for size in (32, 64, 128, 256, 512)})
+    most = min(max_tokens, MOST_SCORES // max_model_len)
+    return [size for size in (16, 32, 64, 128, 256, 512) if size <= most]
 
 
 def mixed_sizes(max_tokens: int, layer_weights: int) -> list[int]:

@@ -101,7 +101,9 @@ def idle_steps(
         decode=[*sorted((*plain, *sharing), key=lambda inputs: len(inputs.rows))],
         mixed=mixed_of(mixed_sizes),
         choosing_decode=[*plain] if choosing else [],
-        choosing_mixed=mixed_of(choosing_sizes(limits.max_num_batched_tokens)) if choosing else [],
+        choosing_mixed=mixed_of(choosing_sizes(limits.max_num_batched_tokens, limits.max_model_len))
+        if choosing
+        else [],
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from compiled import Case, ptx_and_shared, shared_bytes
 from gpus import GPUS
 
-from quire.kernels.attention.index import best, rotation, scores
+from quire.kernels.attention.index import rotation, scores
 from quire.kernels.attention.latent import decode, expanded, prefill
 from quire.kernels.attention.latent.tile import latent_tiles
 from quire.kernels.gpu import Gpu
@@ -69,11 +69,6 @@ def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
     types |= dict.fromkeys(("scores", "weights"), "*fp32") | dict.fromkeys(("q", "kv"), f"*{name}")
     kernel = scores._scores_kernel
     aligned = [each for each, kind in types.items() if kind[0] == "*"] + ["block_stride", "slot_stride"]
-    if dtype == torch.float32:
-        given = {"best": "*i32", "scores": "*fp32", "positions": "*i32"}
-        for block, warps in ((best.BLOCK, best.WARPS), (256, 4)):
-            case = Case(ASTSource, best._best_kernel, {"BLOCK": block}, given, given, {"num_warps": warps})
-            yield f"_best_kernel of {block}", case
     given = dict.fromkeys(("out", "x", "cos", "sin"), f"*{name}")
     turned = {"HEADS": 64, "GROUP": 32, "WIDTH": 128, "DIM": 128, "ROTATED": 64, "BEGIN": 0}
     for interleaved in (False, True):

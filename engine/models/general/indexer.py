@@ -117,10 +117,12 @@ def choose_by_scores(
     q, weights = parts.queries(by.rotate), parts.weights()
     queries = IndexQueries(q, weights, rows, batch.positions, parts.scale, most)
     tokens, size = len(batch.tokens), max(MOST_SCORES // longest, 1)
-    found = []
-    for begin in range(0, tokens, size):
-        part = queries.part(slice(begin, begin + size))
-        found.append(by.best(by.score(part, tables, cache, longest), part.positions, most))
+    found = [
+        by.score(queries.part(slice(begin, begin + size)), tables, cache, longest)
+        .topk(most, dim=-1, sorted=False)
+        .indices
+        for begin in range(0, tokens, size)
+    ]
     return Chosen(found[0] if len(found) == 1 else torch.cat(found), most)
 
 

@@ -1,1 +1,1 @@
-"""What an indexer chooses: its queries and keys are rotated, each token is scored, and the best are found."""
+"""What an indexer chooses: its queries and keys are rotated, and each token is scored."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.kernels.attention.index.best import best_tokens, best_tokens_reference
 from quire.kernels.attention.index.rotation import rotate_index, rotate_index_reference
 from quire.kernels.attention.index.scores import IndexQueries, index_scores, index_scores_reference
 from quire.kernels.formats.layer_cache import LayerCache
@@ -15,12 +14,11 @@ from quire.kernels.formats.layer_cache import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class IndexOperations:
-    """rotate, score and best: `rotate_index`, `index_scores` and `best_tokens`, or what does the same."""
+    """rotate, score: `rotate_index` and `index_scores`, or what does the same."""
 
     rotate: Callable[..., Tensor]
     score: Callable[[IndexQueries, Tensor, LayerCache, int], Tensor]
-    best: Callable[[Tensor, Tensor, int], Tensor]
 
 
-KERNELS = IndexOperations(rotate_index, index_scores, best_tokens)
-REFERENCE = IndexOperations(rotate_index_reference, index_scores_reference, best_tokens_reference)
+KERNELS = IndexOperations(rotate_index, index_scores)
+REFERENCE = IndexOperations(rotate_index_reference, index_scores_reference)

@@ -45,7 +45,7 @@ class IndexQueries:
 
 
 def index_scores(queries: IndexQueries, block_tables: Tensor, cache: LayerCache, longest: int) -> Tensor:
-    """Return scores [T, longest] fp32 of the tokens at those positions; those not seen say nothing."""
+    """Return scores [T, longest] fp32 of the tokens at those positions, −inf of those that are not seen."""
     q, weights, kv = queries.q, queries.weights, cache.kv
     tokens, heads, width = q.shape
     scores = torch.empty(tokens, longest, dtype=torch.float32, device=q.device)
@@ -88,7 +88,7 @@ def index_scores_reference(
     keys = cache.kv[blocks, 0, 0].flatten(1, 2)[:, :longest].masked_fill(~seen[:, :, None], 0)
     products = torch.einsum("thd,tld->thl", queries.q.float(), keys.float()) * queries.scale
     scores = torch.einsum("th,thl->tl", queries.weights, products.relu())
-    return scores
+    return scores.masked_fill(~seen, -torch.inf)
 
 
 @triton.jit(do_not_specialize=["longest", "most"])
@@ -138,5 +138,8 @@ def _scores_kernel(
         keys = tl.load(pointer[:, None] + dim[None, :], mask=inside[:, None] & is_number[None, :], other=0.0)
         products = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         total = tl.sum(tl.maximum(products, 0.0) * weight[:, None], axis=0)
-        tl.store(own + key, total, mask=inside)
+        tl.store(own + key, tl.where(inside, total, float("-inf")), mask=key < longest)
         blocks = following
+    for tile in range(known + part, tl.cdiv(longest, TILE), parts):
+        key = tile * TILE + tl.arange(0, TILE)
+        tl.store(own + key, tl.full([TILE], float("-inf"), tl.float32), mask=key < longest)
