@@ -234,12 +234,12 @@ def test_logits_of_twelve_bits_are_those_of_a_bfloat16_cache(
 def test_hopper_expands_what_its_prefill_attention_takes(model_folder: Callable[[str], Path]) -> None:
     config, hopper = config_of(model_folder("llama3-sharded")), GPUS[90]
     bf16 = torch.bfloat16
-    half_windowed = replace(config, windows=(0, 20))
-    for taken in (config, half_windowed):
+    half_windowed, of_three = replace(config, windows=(0, 20)), replace(config, num_heads=3, num_kv_heads=1)
+    for taken in (config, half_windowed, of_three):
         assert dequantized_dtype(taken, FP12, bf16, hopper) == bf16
     for held, dtype in ((FP8, bf16), (BF16, bf16), (FP12, torch.float16)):
         assert dequantized_dtype(config, held, dtype, hopper) is None
-    for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 3, "num_kv_heads": 1}):
+    for changes in ({"windows": (20, 20)}, {"head_dim": 256}, {"num_heads": 65, "num_kv_heads": 1}):
         assert dequantized_dtype(replace(config, **changes), FP12, bf16, hopper) is None
     for other in (NO_GPU, GPUS[80], GPUS[100]):
         assert dequantized_dtype(config, FP12, bf16, other) is None
