@@ -72,8 +72,10 @@ def index_cases(dtype: torch.dtype, name: str) -> Iterator[tuple[str, Case]]:
     given = dict.fromkeys(("out", "x", "cos", "sin"), f"*{name}")
     turned = {"HEADS": 64, "GROUP": 32, "WIDTH": 128, "DIM": 128, "ROTATED": 64, "BEGIN": 0}
     for interleaved in (False, True):
-        constants = {**turned, "INTERLEAVED": interleaved}
-        case = Case(ASTSource, rotation._rotate_kernel, constants, given, given, {"num_warps": 4})
+        wide = interleaved or name == "fp32"
+        angles = dict.fromkeys(("cos", "sin"), "*fp32") if wide else {}
+        constants = {**turned, "INTERLEAVED": interleaved, "WIDE": wide}
+        case = Case(ASTSource, rotation._rotate_kernel, constants, given | angles, given, {"num_warps": 4})
         yield f"_rotate_kernel {interleaved} in {name}", case
     for heads in INDEX_HEADS:
         sizes, options = scores.program(heads, 128, dtype)

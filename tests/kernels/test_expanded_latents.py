@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -119,6 +120,27 @@ def test_chunks_of_prompts(
     for row, tokens in ((0, slice(0, 1)), (2, slice(2, 2 + CHUNKS[0])), (3, slice(2 + CHUNKS[0], TOKENS))):
         expected = made.expected(row, tokens)
         torch.testing.assert_close(out[tokens].cpu(), expected, atol=3 * TOLERANCE[dtype], rtol=0)
+
+
+def test_one_piece_is_there_at_a_time(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of a piece are given back before those of the next are made: there is room for one."""
+    made = step((0, 70), torch.float32, device, knows=True)
+    numbers = HEADS * (PLAIN + VALUE)
+    monkeypatch.setattr(earlier_tokens, "MOST_BYTES", 32 * numbers * 4)
+    assert made.batch.prefill is not None
+    planned = plan_earlier(made.batch.prefill, 16, numbers * 4)
+    expanded: list[weakref.ref[torch.Tensor]] = []
+    expand = Expansion.expand
+
+    def noted(expansion: Expansion, latents: torch.Tensor) -> torch.Tensor:
+        assert all(each() is None for each in expanded)
+        heads = expand(expansion, latents)
+        expanded.append(weakref.ref(heads))
+        return heads
+
+    monkeypatch.setattr(Expansion, "expand", noted)
+    attend_by_expanding(made.q, made.latents, made.expansion, made.batch, planned, LAYER, made.cache)
+    assert len(expanded) == 4  # three pieces, and the step's own tokens
 
 
 def test_what_is_expanded() -> None:

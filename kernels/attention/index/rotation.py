@@ -25,7 +25,8 @@ def rotate_index(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, last
     group = min(triton.next_power_of_2(heads), max(NUMBERS // dim, 1))
     _rotate_kernel[tokens, triton.cdiv(heads, group)](
         out, x, cos, sin, HEADS=heads, GROUP=group, WIDTH=width, DIM=dim, ROTATED=cos.shape[1],
-        BEGIN=width - cos.shape[1] if last else 0, INTERLEAVED=interleaved, num_warps=4,
+        BEGIN=width - cos.shape[1] if last else 0, INTERLEAVED=interleaved,
+        WIDE=cos.dtype == torch.float32, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -61,8 +62,9 @@ def _rotate_kernel(
     ROTATED: tl.constexpr,
     BEGIN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
-    """GROUP heads of one token."""
+    """GROUP heads of one token. WIDE: products are in fp32, and only their sums are rounded."""
     HALF: tl.constexpr = ROTATED // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
@@ -85,7 +87,9 @@ def _rotate_kernel(
     c = tl.load(cos + token * ROTATED + angle, mask=turns, other=0.0)[None, :]
     s = tl.load(sin + token * ROTATED + angle, mask=turns, other=0.0)[None, :]
     kept = out.dtype.element_ty
-    straight = (mine.to(tl.float32) * c.to(tl.float32)).to(kept).to(tl.float32)
-    across = (partner.to(tl.float32) * s.to(tl.float32)).to(kept).to(tl.float32)
+    straight = mine.to(tl.float32) * c.to(tl.float32)
+    across = partner.to(tl.float32) * s.to(tl.float32)
+    if not WIDE:
+        straight, across = straight.to(kept).to(tl.float32), across.to(kept).to(tl.float32)
     turned = (straight + tl.where(is_first[None, :], -across, across)).to(kept)
     tl.store(out + row + dim[None, :], tl.where(turns[None, :], turned, mine), mask=inside)

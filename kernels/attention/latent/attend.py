@@ -92,6 +92,7 @@ def attend_by_expanding(
         kept = cache.kv[piece.blocks, 0, 0, piece.places]
         keys = Expanded(expansion.expand(kept[:, :latent]), kept[:, latent:], piece.starts)
         attend_to_expanded(q, out, lse, keys, expansion, prefill.query_starts, layer)
+        del keys  # before the next piece is made: there is memory for one
     own = Expanded(expansion.expand(latents[:, :latent]), latents[:, latent:])
     attend_to_expanded(q, out, lse, own, expansion, prefill.query_starts, layer)
     return out
