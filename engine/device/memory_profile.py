@@ -16,6 +16,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.parallel.fit import fits, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
+from quire.kernels.attention.latent.earlier import MOST_BYTES as EXPANDED_BYTES
 from quire.kernels.formats.kv_format import KVFormat
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
@@ -126,6 +127,7 @@ def _activation_bytes(runner: ModelRunner) -> int:
     most = max(of(largest), unfused)
     if not runner.attends_to_latents:
         return most
-    # Chunks that are not known to begin a prompt take queries of latents as well.
+    # Chunks that are not known to begin a prompt take queries of latents as well, and those that are known not
+    # to take keys and values of what is before them.
     idle = partial(runner.run_idle, limits.max_num_batched_tokens)
-    return max(most, taken(lambda: runner.queue.run(torch.inference_mode()(idle))))
+    return max(most, taken(lambda: runner.queue.run(torch.inference_mode()(idle)))) + EXPANDED_BYTES
