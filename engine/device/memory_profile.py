@@ -127,7 +127,7 @@ def _activation_bytes(runner: ModelRunner) -> int:
     most = max(of(largest), unfused)
     if not runner.attends_to_latents:
         return most
-    # Chunks that are not known to begin a prompt take queries of latents as well, and those that are known not
-    # to take keys and values of what is before them.
+    # Chunks that are not known to begin a prompt take queries of latents as well, and those that are known to
+    # begin none take keys and values of what is before them.
     idle = partial(runner.run_idle, limits.max_num_batched_tokens)
     return max(most, taken(lambda: runner.queue.run(torch.inference_mode()(idle)))) + EXPANDED_BYTES
