@@ -55,11 +55,9 @@ def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     out = torch.empty(tokens, width // 2, dtype=gate_up.dtype, device=gate_up.device)
     if tokens:
         grid, launch = (tokens, triton.cdiv(width // 2, BLOCK)), dependent_launch(out.device)
-        given = gate_up, out, gate_up.stride(0), width // 2, BLOCK
-        if activation == "silu":
-            _silu_mul_kernel[grid](*given, num_warps=8, **launch)
-        else:
-            _gated_kernel[grid](*given, activation, num_warps=8, **launch)
+        _gated_kernel[grid](
+            gate_up, out, gate_up.stride(0), width // 2, BLOCK, activation, num_warps=8, **launch
+        )
     return out
 
 
@@ -109,29 +107,6 @@ def _activation_kernel(
     inside = column < WIDTH
     x = tl.load(x_ptr + token * stride + column, inside, other=0.0)
     tl.store(out_ptr + token * WIDTH + column, activate(x.to(tl.float32), KIND).to(x.dtype), inside)
-
-
-@triton.jit
-def _silu_mul_kernel(
-    gate_up_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    stride: tl.tensor,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-) -> None:
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    row = gate_up_ptr + token * stride + column
-    gate = tl.load(row, inside, other=0.0)
-    up = tl.load(row + WIDTH, inside, other=0.0).to(tl.float32)
-    wide = gate.to(tl.float32)
-    silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
-    tl.store(out_ptr + token * WIDTH + column, (silu * up).to(gate.dtype), inside)
 
 
 @triton.jit

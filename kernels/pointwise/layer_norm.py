@@ -10,6 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
+from quire.kernels.pointwise.norm import add_to_residual
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -103,6 +104,7 @@ def _layer_norm_kernel(
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < HIDDEN
+    added = None
     if added_ptr is not None:
         added = tl.load(added_ptr + column, inside, other=0.0).to(tl.float32)
     if weight_ptr is not None:
@@ -116,14 +118,7 @@ def _layer_norm_kernel(
     x = tl.load(row, inside, other=0.0)
     if residual_ptr is not None:
         residual_row = residual_ptr + token * residual_stride + column
-        residual = tl.load(residual_row, inside, other=0.0)
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(row + part * part_stride, inside, other=0.0)
-        if added_ptr is not None:
-            x += added
-        x = x.to(residual.dtype)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-        tl.store(residual_row, x, inside)
+        x = add_to_residual(x, row, residual_row, added, inside, part_stride, PARTS)
     wide = x.to(tl.float32)
     apart = tl.where(inside, wide - tl.sum(wide) / HIDDEN, 0.0)
     result = apart * tl.rsqrt(tl.sum(apart * apart) / HIDDEN + eps)

@@ -60,6 +60,28 @@ READS_EARLY = frozenset(("weight_ptr",))
 
 
 @triton.jit
+def add_to_residual(
+    x: tl.tensor,
+    row: tl.tensor,
+    residual_row: tl.tensor,
+    added: tl.tensor,
+    inside: tl.tensor,
+    part_stride: tl.tensor,
+    PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Add x, the first of a row's PARTS, the others and what is `added` to the residual; return the sum."""
+    residual = tl.load(residual_row, inside, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(row + part * part_stride, inside, other=0.0)
+    if added is not None:
+        x += added
+    x = x.to(residual.dtype)
+    x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+    tl.store(residual_row, x, inside)
+    return x
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -85,12 +107,7 @@ def _rms_norm_kernel(
     x = tl.load(row, inside, other=0.0)
     if residual_ptr is not None:
         residual_row = residual_ptr + token * residual_stride + column
-        residual = tl.load(residual_row, inside, other=0.0)
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(row + part * part_stride, inside, other=0.0)
-        x = x.to(residual.dtype)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
-        tl.store(residual_row, x, inside)
+        x = add_to_residual(x, row, residual_row, None, inside, part_stride, PARTS)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
     normed = (wide * scale).to(x.dtype).to(tl.float32)

@@ -210,9 +210,10 @@ def small_cases() -> dict[str, Case]:
     drawn = of_two | {"CHUNKS": 32, "CHUNKS_PADDED": 32, "RANKS_PADDED": 2}
     narrowed = searched | {"CHUNKS": 16, "ALL_CHUNKS": 128, "CHUNKS_PADDED": 128, "DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
+    gate_of_8b = {"WIDTH": 14336, "BLOCK": 1024, "KIND": "silu", "DEPENDENT": True}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
-        "silu_mul": (activation._silu_mul_kernel, {"WIDTH": 14336, "BLOCK": 1024, "DEPENDENT": True}, 8, {}),
+        "silu_mul": (activation._gated_kernel, gate_of_8b, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),
         "logprobs": (logprobs.chunk_kernel, all_known | chunks, 8, {}),

@@ -13,7 +13,7 @@ from quire.loadtest.__main__ import main
 from quire.loadtest.client.lengths import LogNormal, Shape
 from quire.loadtest.evaluation.commands import REAL
 from quire.loadtest.evaluation.figure import Figure, Table
-from quire.loadtest.evaluation.real import case, plan
+from quire.loadtest.evaluation.real import case, plan, rate_figures
 from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
 from quire.loadtest.evaluation.real.prediction import RealResults, SimulatedServer, read_real_results
@@ -140,6 +140,16 @@ def test_a_simulated_run_is_predicted_as_it_went(folder: Path) -> None:
     for kind, count in (("without beams", len(results.runs) - beams), ("with beams", beams)):
         assert cell(quantities, f"rate sustained, {kind}", 1) == count
         assert cell(quantities, f"rate sustained, {kind}", 3) < 10
+
+
+@pytest.mark.parametrize(("limit", "said"), [(1e9, True), (0.0, False)])
+def test_a_rate_at_a_limit_that_no_run_went_beyond_is_said_to_be_the_least(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, limit: float, said: bool
+) -> None:
+    monkeypatch.setattr(rate_figures, "latency_limit", lambda model: limit)
+    results = read_real_results(folder, Setting())
+    assert isinstance(results, RealResults)
+    assert any("no rate that was tried" in note for note in rate_figures.fig12(results).notes) == said
 
 
 def test_the_report_has_the_real_figures(

@@ -48,6 +48,13 @@ def fig2(results: RealResults) -> Figure:
 
 def fig12(results: RealResults) -> Figure:
     tables, charts = [], []
+    notes = [
+        OVERLOAD,
+        "What has not ended when a run is over counts with the time it has had: an overload shows as a "
+        "latency that rises, not as one without end.",
+        "FasterTransformer pads a batch's prompts to the longest of them, and goes on with all of its rows "
+        "until the last has ended. The same batches with nothing padded say what padding costs.",
+    ]
     limit = latency_limit(results.model)
     for workload in PAPER_RATIOS:
         runs = _overloads(results, workload, (*KINDS, *BATCHES))
@@ -65,14 +72,13 @@ def fig12(results: RealResults) -> Figure:
         title = f"{workload}: rate at {limit * 1e3:g} ms per token"
         tables.append(_ratios(title, "requests/s", limits, PAPER_RATIOS[workload]))
         tables.append(_points(workload, curves))
+        never = [NAMES[kind] for kind, curve in curves.items() if _stays_within(curve, limit)]
+        if never:
+            notes.append(
+                f"{workload}: no rate that was tried takes {' or '.join(never)} beyond {limit * 1e3:g} ms "
+                "per token. The highest stands in the table, and the rate at that limit is at least it."
+            )
         charts += [_latency_chart(f"{results.model}, {workload}", curves, limit)] if curves else []
-    notes = [
-        OVERLOAD,
-        "What has not ended when a run is over counts with the time it has had: an overload shows as a "
-        "latency that rises, not as one without end.",
-        "FasterTransformer pads a batch's prompts to the longest of them, and goes on with all of its rows "
-        "until the last has ended. The same batches with nothing padded say what padding costs.",
-    ]
     title = "Normalised latency against the request rate, on a real engine"
     return real_figure(results, "fig12", title, tables, charts, notes)
 
@@ -152,6 +158,10 @@ def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:
 
 def _rate(curve: list[Compared], limit: float, side: Callable[[Compared], Outcome]) -> float | None:
     return rate_at([(run.case.rate, side(run).normalized_latency) for run in curve], limit)
+
+
+def _stays_within(curve: list[Compared], limit: float) -> bool:
+    return all(run.real.normalized_latency <= limit for run in curve)
 
 
 def _latency_chart(title: str, curves: dict[Kind, list[Compared]], limit: float) -> Chart:
