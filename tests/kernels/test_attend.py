@@ -56,6 +56,7 @@ if torch.cuda.is_available():
     SHAPES += LARGE_GROUPS
     SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS)
 LARGE = range(11, len(SHAPES))
+LONG_IN_LARGE_GROUPS = [SHAPES[i] for i in LARGE if SHAPES[i][4] == 0]  # by a window no row is long
 
 
 def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:
@@ -184,7 +185,7 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
     ("shape", "dtype"),
     with_dtypes(
         (shape,)
-        for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *(SHAPES[i] for i in LARGE))
+        for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_IN_LARGE_GROUPS)
     ),
 )
 def test_a_long_row_beside_short_ones(shape, dtype, device):

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -734,4 +735,5 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
     cases |= hopper_linear_variants() | hopper_matmul_variants() | experts_variants()
-    print(json.dumps({name: described(case) for name, case in cases.items()}))
+    with ThreadPoolExecutor() as pool:
+        print(json.dumps(dict(zip(cases, pool.map(described, cases.values()), strict=True))))

@@ -26,7 +26,7 @@ def rotate_index(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, last
     _rotate_kernel[tokens, triton.cdiv(heads, group)](
         out, x, cos, sin, HEADS=heads, GROUP=group, WIDTH=width, DIM=dim, ROTATED=cos.shape[1],
         BEGIN=width - cos.shape[1] if last else 0, INTERLEAVED=interleaved,
-        WIDE=cos.dtype == torch.float32, num_warps=4,
+        WIDE=cos.dtype == torch.float32, num_warps=4, enable_fp_fusion=cos.dtype == torch.float32,
     )  # fmt: skip
     return out
 
@@ -64,7 +64,10 @@ def _rotate_kernel(
     INTERLEAVED: tl.constexpr,
     WIDE: tl.constexpr,
 ) -> None:
-    """GROUP heads of one token. WIDE: products are in fp32, and only their sums are rounded."""
+    """GROUP heads of one token. WIDE: products are in fp32, and only their sums are rounded.
+
+    Else products are rounded, too, which LLVM would leave out where it may fuse them with their sum.
+    """
     HALF: tl.constexpr = ROTATED // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
