@@ -55,7 +55,7 @@ class RealResults:
     costs: dict[int, StepCosts]  # by block size
     model: str
     device: str
-    where: dict[str, dict[str, str]]  # by the name of a file: commit, date and command of its lines
+    where: dict[str, dict[str, str]]  # by the name of a file: commits of its lines, the last date, the first command
 
     def describe(self) -> str:
         """Tell in words where they come from, with the error of the costs."""
@@ -122,7 +122,11 @@ def read_real_results(folder: Path, setting: Setting) -> RealResults | None:
         model=measured[0].model,
         device=measured[0].device,
         where={
-            name: {"commit": lines[0].commit, "date": lines[0].date, "command": lines[0].command}
+            name: {
+                "commit": ", ".join(dict.fromkeys(line.commit for line in lines)),
+                "date": lines[-1].date,
+                "command": lines[0].command,
+            }
             for name, lines in files.items()
             if lines
         },
