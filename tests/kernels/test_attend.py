@@ -184,8 +184,7 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     with_dtypes(
-        (shape,)
-        for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_IN_LARGE_GROUPS)
+        (shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_IN_LARGE_GROUPS)
     ),
 )
 def test_a_long_row_beside_short_ones(shape, dtype, device):

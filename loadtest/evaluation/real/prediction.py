@@ -55,7 +55,7 @@ class RealResults:
     costs: dict[int, StepCosts]  # by block size
     model: str
     device: str
-    where: dict[str, dict[str, str]]  # by the name of a file: commits of its lines, the last date, the first command
+    where: dict[str, dict[str, str]]  # by a file's name: commits of its lines, last date, first command
 
     def describe(self) -> str:
         """Tell in words where they come from, with the error of the costs."""
