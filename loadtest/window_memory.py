@@ -11,7 +11,6 @@ import multiprocessing
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def measure(name: str, config: Mapping[str, Any], tokens: int, step_tokens: int) -> WindowMemory:
+def measure(name: str, config: dict[str, Any], tokens: int, step_tokens: int) -> WindowMemory:
     """Have one sequence of `tokens` and some more decoded; return what it held."""
     with tempfile.TemporaryDirectory() as folder:
         write_model_folder(Path(folder), config)
