@@ -125,7 +125,7 @@ async def prompt_tokens(state: ServerState, body: ChatRequest, begun: str = "") 
     check_sampling(body, info)
     state.admit(1)
     if body.token_limit == 0:
-        raise bad_value("max_tokens", "max_tokens must be at least 1, got 0")
+        raise bad_value(body.token_limit_name, f"{body.token_limit_name} must be at least 1, got 0")
     text = await prompt_text(state.renderer, tokenizer, model, body)
     special, limit = bool(body.add_special_tokens), tokenising_limit(body, info)
     tokens = await state.encode(text + begun, "messages", add_special_tokens=special, limit=limit)

@@ -117,7 +117,8 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     state.admit(len(body.prompts))
     echo, logprobs = bool(body.echo), body.logprobs is not None
     if body.token_limit == 0 and not echo:
-        raise bad_value("max_tokens", "max_tokens must be at least 1 without echo, got 0")
+        name = body.token_limit_name
+        raise bad_value(name, f"{name} must be at least 1 without echo, got 0")
     grammar = await checked_grammar(state, body.form)
     carried = LogprobBudget.of(body, body.logprobs, echo)
     prompts, params = await _read_prompts(state, body), []

@@ -28,6 +28,9 @@ class TokenLimit(Protocol):
     def token_limit_name(self) -> str: ...
 
     @property
+    def min_tokens(self) -> int | None: ...
+
+    @property
     def num_sequences(self) -> int: ...
 
     @property
@@ -102,7 +105,7 @@ def token_budget(
         )
     asked = body.token_limit
     if asked is None:
-        return room if default is None else min(default, room)
+        return _at_least_min(body, room if default is None else min(default, room))
     if asked > room:
         name, fit = body.token_limit_name, f"together more than the {limit} tokens that fit"
         if n > 1:
@@ -112,7 +115,16 @@ def token_budget(
             f"the prompt has {len(prompt)} tokens and {name} is {asked}: {fit}",
             "context_length_exceeded",
         )
-    return asked
+    return _at_least_min(body, asked)
+
+
+def _at_least_min(body: TokenLimit, budget: int) -> int:
+    """Return `budget`. Raises ApiError 400 if it is less than what the request wants at least."""
+    least = body.min_tokens or 0
+    if least > budget:
+        limit = f"{body.token_limit_name} ({budget})"
+        raise bad_value("min_tokens", f"min_tokens must not exceed {limit}, got {least}")
+    return budget
 
 
 async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]) -> str:

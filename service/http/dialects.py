@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,13 @@ _ANTHROPIC_TYPES = {
     431: "request_too_large",
     503: "overloaded_error",
 }
+
+# the chat's fields that these APIs have by another name
+_ANTHROPIC_NAMES = {
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+_OLLAMA_NAMES = {"response_format": "format"}
 
 
 class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
@@ -57,15 +64,23 @@ def _as_openai(error: ApiError) -> ErrorReply:
     return ErrorReply(error.detail)
 
 
+def _calling(error: ApiError, names: Mapping[str, str]) -> str:
+    """Return the message, with the field at its head called as the client gave it: both are chats here."""
+    param = error.param or ""
+    if param not in names or not error.message.startswith(param):
+        return error.message
+    return names[param] + error.message.removeprefix(param)
+
+
 def _as_anthropic(error: ApiError) -> AnthropicError:
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, other)
     too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""  # agents look for it
-    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=too_long + error.message))
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=too_long + _calling(error, _ANTHROPIC_NAMES)))
 
 
 def _as_ollama(error: ApiError) -> OllamaError:
-    return OllamaError(error.message)
+    return OllamaError(_calling(error, _OLLAMA_NAMES))
 
 
 _EVENTS = b"text/event-stream; charset=utf-8"

@@ -26,6 +26,7 @@ WEATHER: Any = {
     "description": "How warm it is.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+UNKNOWN_TYPE: Any = {"type": "json_schema", "schema": {"type": "thing"}}
 ARGUMENTS = '{"city": "Bär 🙂"}'
 
 
@@ -297,6 +298,14 @@ async def test_hosted_tools_are_left_out_and_named(service: Service) -> None:
     assert (await ask(service, tools=tools)).headers["x-quire-ignored"] == "web_search_20250305, tools[1]"
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("max_tokens", [4, 60])
+async def test_a_model_that_does_not_think_ignores_a_budget(service: Service, max_tokens: int) -> None:
+    """It is named as it was given, whether or not thinking could have used it up."""
+    reply = await ask(service, max_tokens=max_tokens, thinking={"type": "enabled", "budget_tokens": 20})
+    assert reply.headers["x-quire-ignored"] == "thinking"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"unknown": 1}, "unknown"),
@@ -311,6 +320,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, r"tools\[0\].*input_schema"),
     ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading"),
     ({"tools": [WEATHER]}, "knows no tools"),
+    ({"output_config": {"format": UNKNOWN_TYPE}}, r"^output_config\.format: .*Invalid type"),
+    ({"output_config": {"format": UNKNOWN_TYPE}, "tools": [WEATHER]}, "^output_config.format may not be"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
     ({"mcp_servers": [{}]}, "mcp_servers"),

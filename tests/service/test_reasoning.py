@@ -320,6 +320,30 @@ async def test_budgets_that_cannot_be_kept(thinker: Callable[..., Service]) -> N
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"enabled": False}, "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning": {"max_tokens": 3}, "thinking_token_budget": 0}, "thinking_token_budget"),
+        ({"reasoning": {"enabled": False, "effort": "high"}}, "reasoning"),
+    ],
+)
+async def test_two_wishes_that_differ_are_refused(
+    thinker: Callable[..., Service], given: dict[str, Any], param: str
+) -> None:
+    reply = await post(thinker("x", marker=True).app, CHAT, {"messages": HELLO, **given})
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+@pytest.mark.anyio
+async def test_two_wishes_that_agree_are_one(thinker: Callable[..., Service]) -> None:
+    given = {"reasoning": {"enabled": False, "max_tokens": 3}, "reasoning_effort": "none"}
+    reply = await post(thinker("x", marker=True).app, CHAT, {"messages": HELLO, **given})
+    assert reply.status == 200, reply.body
+
+
+@pytest.mark.anyio
 async def test_forced_calls_follow_thinking(thinker: Callable[..., Service]) -> None:
     service = thinker("x", tool_templates.HERMES + "<think>\n")
     tools = [{"type": "function", "function": {"name": "f"}}]

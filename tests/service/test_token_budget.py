@@ -78,6 +78,25 @@ async def test_what_cannot_be_shared_names_the_field(make_service: Callable[...,
     assert (await post(service.app, CHAT, {"messages": MESSAGES, "n": most + 1})).status == 400
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": 5}, "max_completion_tokens"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 5}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "max_completion_tokens": 5}, "max_completion_tokens"),
+        (RESPONSES, {"input": "a", "max_output_tokens": 5}, "max_output_tokens"),
+    ],
+)
+async def test_a_limit_is_called_as_it_was_given(
+    service: Service, path: str, body: dict[str, Any], limit: str
+) -> None:
+    least = await post(service.app, path, body | {"min_tokens": 9})
+    assert least.error["message"] == f"min_tokens must not exceed {limit} (5), got 9"
+    none = await post(service.app, path, body | {limit: 0})
+    assert none.status == 400 and none.error["param"] == limit and limit in none.error["message"]
+
+
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving("--num-gpu-blocks-override", "150") as url:

@@ -23,6 +23,7 @@ from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.framing import Framing
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
+from quire.service.text.reasoning.use import may_think
 
 _messages = json.Decoder(MessagesRequest)
 _to_count = json.Decoder(CountTokensRequest)
@@ -59,7 +60,7 @@ async def _begin(state: ServerState, request: Request, body: MessagesRequest) ->
     begun = beginning(body)
     tokens = await prompt_tokens(state, prompt, begun)
     room = max(info.capacity.room(len(tokens), 1), 1)  # too long a prompt is refused where all are
-    chat = chat_request(body, prompt, room)
+    chat = chat_request(body, prompt, room, thinks=_thinks(state))
     generation = await generate(state, request, chat, tokens, continues=bool(begun))
     identity = f"msg_{secrets.token_hex(12)}"
     return MessageAnswer(
@@ -71,11 +72,16 @@ async def _begin(state: ServerState, request: Request, body: MessagesRequest) ->
     )
 
 
+def _thinks(state: ServerState) -> bool:
+    _, tokenizer, _ = state.serving()
+    return may_think(state.config.reasoning_parser, tokenizer)
+
+
 def _translated(state: ServerState, request: Request, body: PromptFields) -> ChatRequest:
     """Note what has no effect, too. Raises ApiError 400."""
     _, tokenizer, _ = state.serving()
     template = tokenizer.chat_template
-    note_ignored(request.scope, ignored_fields(body, template))
+    note_ignored(request.scope, ignored_fields(body, template, thinks=_thinks(state)))
     try:
         return prompt_request(body, template)
     except FieldError as error:

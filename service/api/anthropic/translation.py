@@ -50,13 +50,13 @@ def prompt_request(body: PromptFields, template: ChatTemplate | None) -> ChatReq
     )
 
 
-def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int) -> ChatRequest:
+def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int, *, thinks: bool) -> ChatRequest:
     """Return `prompt` with how to answer it; `room` is how many tokens an answer may have at most.
 
-    A budget that thinking could not exceed in any case is none.
+    A budget that thinking could not exceed in any case is none, nor is one of a model that does not think.
     """
     most = min(body.max_tokens, room)
-    budget = body.thinking.budget_tokens if isinstance(body.thinking, ThinkingOn) else most
+    budget = body.thinking.budget_tokens if thinks and isinstance(body.thinking, ThinkingOn) else most
     return msgspec.structs.replace(
         prompt,
         max_tokens=most,
@@ -68,8 +68,8 @@ def chat_request(body: MessagesRequest, prompt: ChatRequest, room: int) -> ChatR
     )
 
 
-def ignored_fields(body: PromptFields, template: ChatTemplate | None) -> Iterator[str]:
-    """Name what had no effect."""
+def ignored_fields(body: PromptFields, template: ChatTemplate | None, *, thinks: bool) -> Iterator[str]:
+    """Name what had no effect; `thinks`: the model can."""
     yield from (name for name in body.INERT if getattr(body, name, None) is not None)
     blocks = [block for message in body.messages for block in message.blocks]
     system = [] if isinstance(body.system, str) else body.system or []
@@ -85,7 +85,8 @@ def ignored_fields(body: PromptFields, template: ChatTemplate | None) -> Iterato
         and not _effort(body, template)
     ):
         yield "output_config.effort"
-    if isinstance(body.thinking, ThinkingOff) and _thinking(body, template) is None:
+    off_in_vain = isinstance(body.thinking, ThinkingOff) and _thinking(body, template) is None
+    if off_in_vain or (isinstance(body.thinking, ThinkingOn) and not thinks):
         yield "thinking"
 
 

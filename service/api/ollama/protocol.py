@@ -18,7 +18,7 @@ _INERT = "Without effect here"
 _NUM_PREDICT = "-1 or -2: as many as fit, which more than that is, too"
 _FORMAT = '"json": a JSON object; a schema: JSON that it allows'
 _THINK = "Whether the model is asked to think, where its chat template can ask for that"
-_LAST_N = "-1: repeat_penalty is of the whole text, so it may be left out or -1"
+_LAST_N = "-1: penalties are of the whole text, so with one of them it may be left out or -1"
 _NOT_SAMPLED = "Without effect here: nothing is sampled"
 _NEUTRAL = "Only the value that is without effect"
 
@@ -83,8 +83,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.num_predict == 0:
             raise FieldError("num_predict", "num_predict must be at least 1, or -1 for as many as fit, got 0")
-        if self.repeat_penalty not in (None, 1.0) and self.repeat_last_n not in (None, -1):
-            raise FieldError("repeat_last_n", "repeat_last_n must be -1: repeat_penalty is of the whole text")
+        if self.repeat_last_n in (None, -1):
+            return
+        for name, neutral in (("repeat_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)):
+            if getattr(self, name) not in (None, neutral):
+                raise FieldError("repeat_last_n", f"repeat_last_n must be -1: {name} is of the whole text")
 
 
 class CalledWith(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

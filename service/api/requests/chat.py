@@ -143,11 +143,19 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             raise FieldError("top_logprobs", "top_logprobs may only be given with logprobs: true")
 
     def _take_over(self, options: ThinkingOptions) -> None:
+        if options.enabled is False and options.effort not in (None, "none"):
+            raise FieldError(
+                "reasoning", f"reasoning.enabled is false, and reasoning.effort {options.effort!r}: give one"
+            )
         effort = "none" if options.enabled is False else options.effort
-        if self.reasoning_effort is None:
-            self.reasoning_effort = effort
-        if self.thinking_token_budget is None:
-            self.thinking_token_budget = options.max_tokens
+        for name, value in (("reasoning_effort", effort), ("thinking_token_budget", options.max_tokens)):
+            own = getattr(self, name)
+            if None not in (own, value) and own != value:
+                raise FieldError(
+                    name, f"{name} is {own!r}, and reasoning says {value!r}: give one of them, or the same"
+                )
+            if own is None:
+                setattr(self, name, value)
         if options.exclude:
             self.include_reasoning = False
 

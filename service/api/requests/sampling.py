@@ -127,7 +127,8 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
         if self.stop:
             raise FieldError("stop", "stop may not be given with use_beam_search; stop_token_ids may")
         if self.token_limit == 0:
-            raise FieldError("max_tokens", "max_tokens must be at least 1 with use_beam_search, got 0")
+            name = self.token_limit_name
+            raise FieldError(name, f"{name} must be at least 1 with use_beam_search, got 0")
 
     @property
     def ranked(self) -> int | None:

@@ -98,6 +98,11 @@ class Reasoning:
         return json.dumps(marker) if token is None else f"<[{token}]>"
 
 
+def may_think(setting: str, tokenizer: Tokenizer) -> bool:
+    """Return whether the model has a way to think before it answers. `setting`: --reasoning-parser."""
+    return _format(setting, tokenizer) is not None
+
+
 def answer_parser(reasoning: Reasoning | None, tools: ToolUse | None) -> AnswerParser | None:
     """Return what tells the parts of one answer apart; None if all of it is text."""
     if reasoning is None:
