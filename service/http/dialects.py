@@ -76,7 +76,8 @@ def _as_anthropic(error: ApiError) -> AnthropicError:
     other = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, other)
     too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""  # agents look for it
-    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=too_long + _calling(error, _ANTHROPIC_NAMES)))
+    message = too_long + _calling(error, _ANTHROPIC_NAMES)
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=message))
 
 
 def _as_ollama(error: ApiError) -> OllamaError:

@@ -181,6 +181,20 @@ async def test_client_that_leaves_aborts(make_service: Callable[..., Service]) -
     assert not service.state.generations
 
 
+async def test_a_refusal_goes_back_as_openai_gives_it(service: Service, tokenizer: Tokenizer) -> None:
+    refusal = {"type": "refusal", "refusal": "no"}
+    answer = {"type": "output_text", "text": "but", "annotations": []}
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "message", "id": "msg_1", "role": "assistant", "content": [refusal, answer]},
+        {"role": "user", "content": "b"},
+    ]
+    reply = await post(service.app, PATH, {"input": items, "max_output_tokens": 1})
+    assert reply.status == 200, reply.body
+    prompt = "<|user|>a<|assistant|>no\nbut<|user|>b<|assistant|>"
+    assert service.engine.streams[0].prompt == tokenizer.encode(prompt, add_special_tokens=False)
+
+
 BAD: list[tuple[str, Any]] = [
     ("input", 5),
     ("input", []),
@@ -190,6 +204,10 @@ BAD: list[tuple[str, Any]] = [
     ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
     ("input", [{"role": "user", "content": [{"type": "output_text", "text": "x"}]}]),
     ("input", [{"role": "assistant", "content": [{"type": "input_text", "text": "x"}]}]),
+    ("input", [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]),
+    ("input", [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}]),
+    ("input", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "x", "text": "x"}]}]),
+    ("input", [{"role": "assistant", "content": [{"type": "output_text"}]}]),
     ("input", [{"type": "item_reference", "id": "x"}]),
     ("instructions", 5),
     ("max_output_tokens", 0),

@@ -52,12 +52,26 @@ Identifier = Annotated[str, Meta(max_length=256)]
 
 
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`output_text` is what the model said before; it may carry the lists that it came with."""
+    """`output_text` is what the model said before, and `refusal` what it said instead, in a field of that
+    name; they may carry the lists that they came with.
+    """
 
-    type: Literal["input_text", "output_text", "reasoning_text"]
-    text: Text
+    type: Literal["input_text", "output_text", "refusal", "reasoning_text"]
+    text: Text | None = None
+    refusal: Text | None = None
     annotations: Annotated[list[dict[str, Any]], Meta(max_length=1024, description=_ID)] | None = None
     logprobs: Annotated[list[dict[str, Any]], Meta(max_length=1 << 18, description=_ID)] | None = None
+
+    def __post_init__(self) -> None:
+        needed, other = ("refusal", "text") if self.type == "refusal" else ("text", "refusal")
+        if getattr(self, needed) is None:
+            raise FieldError(needed, f"a part of the type {self.type!r} needs {needed}")
+        if getattr(self, other) is not None:
+            raise FieldError(other, f"a part of the type {self.type!r} has no {other}")
+
+    @property
+    def said(self) -> str:
+        return self.text or self.refusal or ""
 
 
 Content = Text | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
@@ -78,7 +92,8 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 }
 _MAY_HAVE = {"reasoning": ("content", "summary", "encrypted_content")}
 _OWN_FIELDS = ("role", "content", "call_id", "name", "arguments", "output", "summary", "encrypted_content")
-_PART_OF = {"assistant": "output_text", "reasoning": "reasoning_text"}  # by role or type; else input_text
+# by role or type; else input_text
+_PARTS_OF = {"assistant": ("output_text", "refusal"), "reasoning": ("reasoning_text",)}
 
 
 class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -111,11 +126,11 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             if field in has and field not in (*needs, *_MAY_HAVE.get(self.type, ())):
                 raise FieldError(field, f"an item of the type {self.type!r} has no {field}")
         if isinstance(self._said, list):
-            kind = _PART_OF.get(self.role or self.type, "input_text")
-            wrong = next((part.type for part in self._said if part.type != kind), None)
+            kinds = _PARTS_OF.get(self.role or self.type, ("input_text",))
+            wrong = next((part.type for part in self._said if part.type not in kinds), None)
             if wrong is not None:
                 of = f"the role {self.role!r}" if self.role else f"the type {self.type!r}"
-                raise FieldError("content", f"content of {of} must be {kind}, got {wrong}")
+                raise FieldError("content", f"content of {of} must be {' or '.join(kinds)}, got {wrong}")
 
     @property
     def _said(self) -> Content:
@@ -125,7 +140,7 @@ class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def text(self) -> str:
         """Return the text of a message, of what a call gave, or of reasoning."""
         said = self._said
-        return said if isinstance(said, str) else "\n".join(part.text for part in said)
+        return said if isinstance(said, str) else "\n".join(part.said for part in said)
 
     @property
     def thought(self) -> str:
