@@ -101,7 +101,16 @@ def stop_strings(stop: str | Sequence[str], params: Sequence[Params]) -> list[tu
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt:
-    """Return token ids that ask for a conversation's next answer. Raises ValueError without a template."""
+    """Return token ids that ask for a conversation's next answer.
+
+    Raises TypeError for what is no conversation, and ValueError without a template.
+    """
+    said = [] if isinstance(messages, str) else list(messages)
+    if not said or not all(isinstance(message, Mapping) for message in said):
+        raise TypeError(
+            "a conversation must be a list of messages, such as {'role': 'user', 'content': 'Hello'}, got "
+            f"{messages!r}"
+        )
     template = tokenizer.chat_template
     if template is None:
         names = ", ".join(template_names())
@@ -109,7 +118,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> ChatPrompt
             f"this model has no chat template: give it a plain prompt, or a chat_template ({names}, "
             "or a file)"
         )
-    text = template.render(list(messages), add_generation_prompt=True)
+    text = template.render(said, add_generation_prompt=True)
     return ChatPrompt(tokenizer.encode(text, add_special_tokens=False))
 
 

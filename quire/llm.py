@@ -125,7 +125,8 @@ class LLM(Configured):
         Without `sampling_params` an answer has as many tokens as fit, as over HTTP. Raises ValueError if the
         model has no chat template.
         """
-        several: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        one = isinstance(messages, str) or (messages and isinstance(messages[0], dict))
+        several: Any = [messages] if one else messages
         prompts: list[str | list[int]] = [self.chat_prompt(each) for each in several]
         if sampling_params is None:
             sampling_params = [as_long_as_fits(self.info, prompt) for prompt in prompts]

@@ -96,6 +96,12 @@ def test_a_continuation_keeps_its_first_space_and_an_answer_has_none(tmp_path: P
     assert "".join(llm.stream(answer, params)) == "the the"
 
 
+@pytest.mark.parametrize("messages", ["Hi", ["Hi"], [[]], [[{"role": "user", "content": "Hi"}, "you"]]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a list of messages, .*'role'"):
+        llm.chat(messages)
+
+
 def test_stop_strings_are_looked_for_after_min_tokens(llm: LLM) -> None:
     token, other = llm.tokenizer.encode("a b", add_special_tokens=False)[:2]
     word = llm.tokenizer.token_text(token)
