@@ -17,6 +17,7 @@ class LogprobEntry(NamedTuple):
     token: int
     logprob: TokenLogprob | None  # None for the first token of a prompt
     offset: int  # of the token, in characters of the choice's text
+    thought: bool = False  # the token is of the thinking
 
 
 class Choice:
@@ -111,15 +112,20 @@ class Choice:
         for at, token in enumerate(output.tokens):
             self.tokens.append(token)
             self.num_tokens += 1
-            if output.logprobs is not None:
-                self.logprobs.append(LogprobEntry(token, output.logprobs[at], self._length))
+            offset, thought = self._length, False
             if at < last or output.stop_token is None or self._include_stop:
-                thinks = self._parser is not None and self._parser.thinking
+                thought = self._thinks
                 self._show(self._detokenizer.push([token]))
-                if thinks or (self._parser is not None and self._parser.thinking):
-                    self.num_reasoning += 1
-                if self.finish_reason is not None:
-                    return
+                thought = thought or self._thinks
+                self.num_reasoning += thought
+            if output.logprobs is not None:
+                self.logprobs.append(LogprobEntry(token, output.logprobs[at], offset, thought))
+            if self.finish_reason is not None:
+                return
+
+    @property
+    def _thinks(self) -> bool:
+        return self._parser is not None and self._parser.thinking
 
     def _show(self, text: str) -> None:
         if not text:

@@ -355,6 +355,19 @@ async def test_forced_calls_follow_thinking(thinker: Callable[..., Service]) -> 
 
 
 @pytest.mark.anyio
+async def test_a_response_has_log_probabilities_of_its_answer_alone(thinker: Callable[..., Service]) -> None:
+    """Whole and streamed, however much was thought before."""
+    service = thinker("It is nice.\n</think>Yes.", marker=True)
+    body = {"input": "hello", "top_logprobs": 1}
+    whole = (await post(service.app, "/v1/responses", body)).json()
+    (part,) = whole["output"][1]["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == [*"Yes.", "<|end|>"]
+    streamed = await post(service.app, "/v1/responses", body | {"stream": True})
+    last = json.loads(streamed.body.decode().rstrip().rsplit("data: ", 1)[1])
+    assert last["response"]["output"][1]["content"] == [part]
+
+
+@pytest.mark.anyio
 async def test_responses_tell_thinking_as_an_item(thinker: Callable[..., Service]) -> None:
     service = thinker("It is nice.\n</think>\n\nYes.")
     reply = (await post(service.app, "/v1/responses", {"input": "hello"})).json()

@@ -282,6 +282,25 @@ async def test_a_stop_string_ends_it(service: Service, tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(("text", "stop", "shown"), [("the cat", "ca", "the "), ("the", None, "the")])
+async def test_log_probabilities_of_what_ends_a_text_are_streamed(
+    service: Service, tokenizer: Tokenizer, text: str, stop: str | None, shown: str
+) -> None:
+    """Of a stop string's tokens and of the one that ends a turn, as in the whole, though no text comes."""
+    said = tokenizer.encode(text + "<|end|>", add_special_tokens=False)
+    service.engine.script = lambda prompt, params, index: said
+    body = {"input": "x", "top_logprobs": 1, "stop": stop}
+    whole = (await post(service.app, PATH, body)).json()
+    (part,) = whole["output"][0]["content"]
+    assert (part["text"], len(part["logprobs"])) == (shown, whole["usage"]["output_tokens"])
+    events = events_of(await post(service.app, PATH, body | {"stream": True}))
+    assert events[-1]["response"]["output"][0]["content"] == [part]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == shown
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+
+
+@pytest.mark.anyio
 async def test_log_probabilities(service: Service) -> None:
     """As many in a stream's deltas as in the whole; they can be sent back."""
     body = {"input": "hello", "max_output_tokens": 5, "top_logprobs": 2}

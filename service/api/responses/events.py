@@ -52,14 +52,14 @@ class ResponseEvents:
         output = self._response.output
         if not output or (isinstance(output[-1], OutputReasoning) and status == "completed"):  # said nothing
             events += self._open(OpenMessage(self._writer, len(output)))
-        events += self._close("incomplete" if status == "incomplete" else "completed")
+        events += self._end("incomplete" if status == "incomplete" else "completed")
         return [*events, self._about(f"response.{status}", status)]
 
     def failed(self, error: ApiError) -> list[Event]:
-        return [*self.update(), *self._close("incomplete"), self._about("response.failed", "failed", error)]
+        return [*self.update(), *self._end("incomplete"), self._about("response.failed", "failed", error)]
 
     def cancelled(self) -> list[Event]:
-        return [*self.update(), *self._close("incomplete"), self._about("response.cancelled", "cancelled")]
+        return [*self.update(), *self._end("incomplete"), self._about("response.cancelled", "cancelled")]
 
     def _about(self, kind: str, status: Status, error: ApiError | None = None) -> Event:
         return self._writer.event(kind, response=self._response.snapshot(status, error))
@@ -86,7 +86,7 @@ class ResponseEvents:
             events += [item.more(text, self._logprobs)] if text else []
         elif item is not None:
             events += [item.more(text)] if text else []
-        if text:  # calls come without
+        if text and not isinstance(item, OpenReasoning):  # calls come without; thinking's are not among them
             self._logprobs = []
         return events
 
@@ -95,6 +95,12 @@ class ResponseEvents:
         self._item = item
         self._response.output.append(item.item)
         return [*closed, *item.open()]
+
+    def _end(self, status: ItemStatus) -> list[Event]:
+        """Close the last item. A message gets what came without text of its own, too: what ended it, say."""
+        item, rest = self._item, self._logprobs
+        more = [item.more("", rest)] if rest and isinstance(item, OpenMessage) else []
+        return [*more, *self._close(status)]
 
     def _close(self, status: ItemStatus) -> list[Event]:
         item, self._item = self._item, None

@@ -83,8 +83,8 @@ class ModelResponse:
         return self.generation.choices[0]
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Return those of the tokens that have come, if they were asked for."""
-        entries = self.choice.take_logprobs()
+        """Return those of the tokens that have come, but for its thinking's, if they were asked for."""
+        entries = [entry for entry in self.choice.take_logprobs() if not entry.thought]
         return [] if self._body.logprobs is None else logprobs_of(self.generation, entries).content
 
     @property
