@@ -37,12 +37,10 @@ def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
     needs_host = _needs_host(state, step, result)
     special = np.flatnonzero(needs_host).tolist() if np.count_nonzero(needs_host) else []
     outputs = commit_plain(state, step, result, special)
-    if step.samples.searching:
-        special = np.flatnonzero(needs_host & ~step.samples.chosen_from).tolist()
     if special:
-        outputs.others = commit_special(state, step, result, special)
-    if complete := _complete(step, result):
-        outputs.others += commit_beams(state, complete)
+        alone = np.flatnonzero(needs_host & ~step.samples.chosen_from).tolist()
+        outputs.others = commit_special(state, step, result, alone) if alone else []
+        outputs.others += commit_beams(state, _complete(step, result)) if step.samples.searching else []
     return outputs
 
 
@@ -98,7 +96,7 @@ def _complete(step: InFlightStep, result: StepResult) -> list[BeamGroup]:
     """Hand out the candidates of beams; return the groups that have all."""
     complete: list[BeamGroup] = []
     searching, logprobs, asked = step.samples.searching, result.logprobs, result.logprob_samples
-    if searching and len(asked) < len(result.tokens):  # not each sample has a row
+    if len(asked) < len(result.tokens):  # not each sample has a row
         row_of = dict(zip(asked.tolist(), range(len(asked)), strict=True))
         searching = {group: {i: row_of[k] for i, k in rows.items()} for group, rows in searching.items()}
     for group, rows in searching.items():

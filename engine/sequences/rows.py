@@ -6,6 +6,7 @@ as Python objects.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -71,6 +72,7 @@ class Rows:
         self._overrides_any = False
         self._needs_host = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
+        self._searches = np.zeros(size, np.bool_)  # the sequence's group has beams
         # What samples are booked by, as Python's own objects.
         self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
         self._request_id: NDArray[Any] = np.full(size, None, object)
@@ -96,6 +98,7 @@ class Rows:
         sequence.enter_row(row, self.tokens)
         self.sequences[row] = self._sequence[row] = sequence
         self._constrained[row] = sequence.constraint is not None
+        self._searches[row] = group.beams is not None
         self._request_id[row] = group.request.id
         self._index[row] = sequence.index
         self.context[row] = 0
@@ -173,19 +176,17 @@ class Rows:
             self._sampled = rows
         if self._samples is None:
             sequences = self._sequence[rows].tolist()
-            searching: dict[SequenceGroup, dict[int, int]] = {}
-            for i in np.flatnonzero(self.in_lockstep[rows]).tolist():
-                sequence = sequences[i]
-                if sequence.group.beams is not None:
-                    searching.setdefault(sequence.group, {})[sequence.index] = i
-            chosen_from = np.zeros(len(rows), np.bool_)
-            chosen_from[[i for samples in searching.values() for i in samples.values()]] = True
+            indices = self._index[rows].tolist()
+            chosen_from = self._searches[rows]
+            searching: defaultdict[SequenceGroup, dict[int, int]] = defaultdict(dict)
+            for i in chosen_from.nonzero()[0].tolist():
+                searching[sequences[i].group][indices[i]] = i
             self._samples = Samples(
                 rows.astype(np.int32),
                 rows,
                 sequences,
                 self._request_id[rows].tolist(),
-                self._index[rows].tolist(),
+                indices,
                 self._needs_host[rows],
                 self.limit[rows],
                 np.flatnonzero(self._constrained[rows]).tolist(),
