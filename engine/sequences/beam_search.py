@@ -114,8 +114,9 @@ class BeamSearch:
         return step
 
     def _go_on(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep | None:
-        """Go on with the best candidates if none of them stops, as at most steps; else return None."""
-        if len(self._steps) + 1 >= self.max_tokens or not self.stop_tokens.isdisjoint(tokens):
+        """Go on with the best candidates if nothing ends by it, as at most steps; else return None."""
+        is_last = len(self._steps) + 1 == self.max_tokens
+        if is_last or len(self._finished) == self.width or not self.stop_tokens.isdisjoint(tokens):
             return None
         return self._take(totals, tokens, parents)
 
@@ -134,13 +135,13 @@ class BeamSearch:
         del self._finished[self.width :]
 
         live = [] if is_last else [i for i in eligible if not stops[i]][: self.width]
+        if not live or (len(self._finished) == self.width and self._is_over(totals[live[0]], length)):
+            self.done = True
+            return BeamStep([], [])
         return self._take([totals[i] for i in live], [tokens[i] for i in live], [parents[i] for i in live])
 
     def _take(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
-        """Go on with these, best first, unless the search is over."""
-        if not totals or (len(self._finished) == self.width and self._is_over(totals[0])):
-            self.done = True
-            return BeamStep([], [])
+        """Go on with these, best first."""
         self._totals = totals
         step = BeamStep(parents, tokens)
         self._steps.append(step)
@@ -159,9 +160,8 @@ class BeamSearch:
         # A quotient of two float32 that is rounded to double and then to float32 is correctly rounded.
         return float(np.float32(total / float(np.float32(length**self.length_penalty))))
 
-    def _is_over(self, best_live_total: float) -> bool:
+    def _is_over(self, best_live_total: float, length: int) -> bool:
         """Return whether no live beam enters the `width` hypotheses that are finished."""
-        length = len(self._steps) + 1
         if self.early_stopping is True:
             return True
         if self.early_stopping == "never" and self.length_penalty > 0:
@@ -210,8 +210,8 @@ def advance_all(
     enough = (first.shape[1] == width) & (first_totals[:, -1] > -math.inf) & ~invalid
     columns = first_totals, tokens[numbers, first], first // top_tokens.shape[2]
     steps: list[BeamStep | None] = [
-        search._go_on(*chosen) if may else None
-        for search, may, *chosen in zip(
+        search._go_on(some_totals, some_tokens, parents) if may else None
+        for search, may, some_totals, some_tokens, parents in zip(
             searches, enough.tolist(), *(each.tolist() for each in columns), strict=True
         )
     ]
