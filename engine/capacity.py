@@ -112,7 +112,7 @@ class Capacity:
             return self._room_beside_windows(prompt, n)
         shared = prompt // self.block_size
         blocks = shared + (self.num_blocks - shared) // n  # of one sequence
-        own = min(blocks * self.block_size + 1, self.num_blocks * self.block_size)  # the last is not kept
+        own = blocks * self.block_size + (n > 1)  # the last is not kept; of one alone it is not asked for
         return min(own, self.max_model_len) - prompt
 
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:

@@ -139,3 +139,16 @@ EXPERTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "gemma-3-27b": {
+        **DENSE["gemma-3-1b"],
+        **sizes(5376, 62, 32, 16, 21504),
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "max_position_embeddings": 131072,
+    },
+    "gpt-oss-20b": EXPERTS["gpt-oss-20b"],
+}

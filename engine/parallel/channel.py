@@ -15,8 +15,7 @@ from quire.engine.parallel.futex import Futex
 SLOTS = 32  # frames, or parts of large ones, that readers may be behind
 SLOT_BYTES = 1 << 18
 LINE = 8  # words of a cache line: what different processes write lies on different ones
-# A reader's words: parts that it has read, whether a write has to wake it, and its word to the writer.
-READ, ASLEEP, TOLD = range(3)
+READ, TOLD = range(2)  # a reader's words: parts that it has read, and its word to the writer
 CHECK_SECONDS = 0.05  # between two looks at what is there, should a wake have been missed
 
 
@@ -53,6 +52,7 @@ class Writer:
         self._memory = _Memory(self.fd, readers)
         self._lines = self._memory.words[LINE:].reshape(readers, LINE)
         self._written = 0
+        self._room = SLOTS  # parts that may have been written before readers are looked at again
 
     def send(self, frame: bytes, check: Callable[[], None]) -> None:
         """Give a frame to all readers.
@@ -65,18 +65,22 @@ class Writer:
             self._write(part, check, goes_on=begin + most < len(frame))
 
     def _write(self, part: bytes, check: Callable[[], None], *, goes_on: bool) -> None:
-        memory, lines = self._memory, self._lines
-        while self._written - lines[:, READ].min() >= SLOTS:
-            check()
-            time.sleep(1e-4)
+        memory = self._memory
+        if self._written >= self._room:
+            self._wait_for_room(check)
         slot = memory.slot(self._written)
         memory.map[slot + 8 : slot + 8 + len(part)] = part
         length = -len(part) if goes_on else len(part)
         memory.map[slot : slot + 8] = length.to_bytes(8, "little", signed=True)
         self._written += 1
         memory.words[0] = self._written
-        if lines[:, ASLEEP].any():
-            memory.written.wake()
+        memory.written.wake()  # to ask who sleeps takes as long as to wake nobody
+
+    def _wait_for_room(self, check: Callable[[], None]) -> None:
+        while self._written >= (room := int(self._lines[:, READ].min()) + SLOTS):
+            check()
+            time.sleep(1e-4)
+        self._room = room
 
     def has_taken(self, reader: int) -> bool:
         """Tell whether a reader has taken all that was sent."""
@@ -128,9 +132,5 @@ class Reader:
         while time.perf_counter() < end:
             if words[0] > taken:
                 return
-        while True:
-            self._line[ASLEEP] = 1
-            if words[0] > taken:
-                break
+        while words[0] <= taken:
             self._memory.written.wait(taken)
-        self._line[ASLEEP] = 0

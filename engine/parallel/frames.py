@@ -83,7 +83,7 @@ def encode_step(plan: StepPlan, booked: int) -> bytes:
     assert sum(map(_BYTES, arrays)) == WORD * sum(counts), "a plan's arrays are int32"
     padding = bytes(-len(head) % WORD)
     # Arrays are joined as they lie, but for columns of larger ones: copying all into one would take long.
-    words = [np.ascontiguousarray(array).data for array in arrays]
+    words = [np.ascontiguousarray(array).data for array in arrays if array.size]
     return b"".join((_PREFIX.pack(_STEP, len(head)), head, padding, *words))
 
 

@@ -213,9 +213,11 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     splits = min(max(FULL // programs, 1), most_splits)
     shared = SHARED
     if divided and times == 1 and (programs * splits < BUSY or (middle and tokens < 64)):
-        splits, shared = min(2 * FULL // programs, most_splits), SHARED // 2  # two on each
-    elif gated and tokens < 64 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
+        splits, shared = min(max(2 * FULL // programs, 1), most_splits), SHARED // 2  # two on each
+    elif gated and tokens == 16 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
         shared = PAIRED  # lest the few that find no multiprocessor of their own begin when the others end
+    elif middle and programs > MULTIPROCESSORS:
+        shared = SHARED // 2
     stages = shared // ((tokens + rows) * chunk * ITEMSIZE) if wide or large or middle else 4
     return Tiling(tokens, rows, chunk, stages, splits)
 

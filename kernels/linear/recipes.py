@@ -49,11 +49,21 @@ class Product:
 
     @property
     def fills_in_parts_alone(self) -> bool:
-        """Tell whether `linear.hopper_stream` has work for all multiprocessors only if sums are divided."""
+        """Tell whether `linear.hopper_stream` gives all multiprocessors as much only if sums are divided.
+
+        Whole, the programs are too few, or the last of them have multiprocessors to themselves; then parts
+        must be a third of the weight's bytes at most, to write and to read.
+        """
         parts, whole = self.tiling(divided=True), self.tiling()
         if parts is None or parts.splits == 1:
             return False
-        return whole is None or whole.programs(self.tokens, self.weight.outputs) < hopper_stream.BUSY
+        programs = 0 if whole is None else whole.programs(self.tokens, self.weight.outputs)
+        if programs < hopper_stream.BUSY:
+            return True
+        moved = 2 * torch.float32.itemsize * self.tokens * parts.splits  # for each output
+        return (
+            programs > hopper_stream.MULTIPROCESSORS and 3 * moved <= self.dtype.itemsize * self.weight.inputs
+        )
 
     def many(self, *, spared: int) -> bool:
         """Tell whether `linear.hopper_matmul` is quick, see `is_quick`."""

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from quire.kernels.sampling.thresholds import MIN_TEMPERATURE, from_order
 
-CHUNK = 4096  # tokens of a row that one program looks at
-MASSES = 16  # numbers of a chunk: the mass that reaches the limit, then those of 15 values
+CHUNK = 4096  # tokens of a row that a program looks at at a time
+PROGRAMS = 512  # for all rows: with many rows each takes several chunks of one, and adds up lanes once
+MASSES = 16  # numbers of a program: the mass that reaches the limit, then those of 15 values
 UNIT = 2.0**40  # the mass of the highest logit where logits are weighted
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # in `to_order`'s order
 NAMES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -68,14 +69,15 @@ def peaks_of_part(logits: Tensor, count: int) -> Tensor:
 
 
 def masses_of_part(logits: Tensor, count: int, search: Search, step: int) -> Tensor:
-    """Return the masses of columns [0, count) of logits [S, W] that a round asks for: [S, C, 16] i64.
+    """Return the masses of columns [0, count) of logits [S, W] that a round asks for: [S, P, 16] i64.
 
-    C chunks to a row; of each the mass that reaches the limit, then those that reach low + i step.
+    P programs to a row; of the chunks of each the mass that reaches the limit, then those that reach
+    low + i step.
     """
     samples, width = logits.shape
-    chunks = triton.cdiv(width, CHUNK)
-    masses = torch.empty(samples, chunks, MASSES, dtype=torch.int64, device=logits.device)
-    masses_kernel[(samples, chunks)](
+    parts = max(min(triton.cdiv(width, CHUNK), PROGRAMS // max(samples, 1)), 1)
+    masses = torch.empty(samples, parts, MASSES, dtype=torch.int64, device=logits.device)
+    masses_kernel[(samples, parts)](
         logits, search.low, search.wanted, search.limit, search.highest, search.temperature, masses,
         logits.stride(0), step, count, MIN_TEMPERATURE, INFINITY[search.dtype], search.weighted, MASSES,
         CHUNK, num_warps=8,
@@ -84,17 +86,16 @@ def masses_of_part(logits: Tensor, count: int, search: Search, step: int) -> Ten
 
 
 def narrow(gathered: Tensor, search: Search, step: int) -> Tensor:
-    """Take the next digit by every rank's `masses_of_part`, gathered [R, S, C, 16] -> [S] fp32.
+    """Take the next digit by every rank's `masses_of_part`, gathered [R, S, P, 16] -> [S] fp32.
 
     After the last round these are the values: the highest logit at most, and -inf where nothing is wanted, or
     no value has enough.
     """
-    ranks, samples, chunks, _ = gathered.shape
+    ranks, samples, parts, _ = gathered.shape
     found = torch.empty(samples, dtype=torch.float32, device=gathered.device)
     narrow_kernel[(samples,)](
-        gathered, search.low, search.wanted, search.highest, found, step, samples * chunks, chunks,
-        ranks * chunks, triton.next_power_of_2(ranks * chunks), INFINITY[search.dtype], NAMES[search.dtype],
-        search.weighted, MASSES,
+        gathered, search.low, search.wanted, search.highest, found, step, ranks, parts,
+        INFINITY[search.dtype], NAMES[search.dtype], search.weighted, MASSES,
     )  # fmt: skip
     return found
 
@@ -136,38 +137,57 @@ def _value(order: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _UNIT = tl.constexpr(UNIT)
+_BLOCKS = tl.constexpr(4)  # of a chunk
+_AT_ONCE = tl.constexpr(32)  # programs of all ranks whose masses are added up
 
 
 @triton.jit
-def masses_of_chunk(
-    logits: tl.tensor,
-    chunk: tl.tensor,
+def values_of(
     low: tl.tensor,
     step: tl.tensor,
     limit: tl.tensor,
+    INFINITY: tl.constexpr,
+    MASSES: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """Return what masses of a round have to reach: the limit, then low + i step, as fp32."""
+    i = tl.arange(0, MASSES)
+    values = from_order(tl.minimum(low + i.to(tl.int64) * step, INFINITY + 1), dtype)
+    return tl.where(i == 0, limit, values)
+
+
+@triton.jit
+def no_masses(WEIGHTED: tl.constexpr, MASSES: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """Return what `with_chunk` adds to: a column for each lane, so that they are added up once a round."""
+    return tl.zeros((MASSES, CHUNK // _BLOCKS), tl.int64 if WEIGHTED else tl.int32)
+
+
+@triton.jit
+def with_chunk(
+    masses: tl.tensor,
+    logits: tl.tensor,
+    chunk: tl.tensor,
+    values: tl.tensor,
     highest: tl.tensor,
     sharpness: tl.tensor,
     VOCABULARY: tl.constexpr,
-    INFINITY: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    MASSES: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> tl.tensor:
-    """Return the masses of a chunk of a row's VOCABULARY logits that reach the limit, and low + i step."""
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = token < VOCABULARY
-    x = tl.load(logits + token, inside, other=float("-inf")).to(tl.float32)
-    weights = inside.to(tl.int32)
-    if WEIGHTED:
-        shares = tl.exp((x - highest) * sharpness)
-        weights = (tl.where(inside & (shares <= 1.0), shares, 0.0) * _UNIT).to(tl.int64)  # NaN is nothing
-    i = tl.arange(0, MASSES)
-    masses = tl.where(i == 0, tl.sum(tl.where(x >= limit, weights, 0)), 0).to(tl.int64)
-    order = low
-    for digit in tl.static_range(1, MASSES):
-        order += step
-        value = from_order(tl.minimum(order, INFINITY + 1), logits.dtype.element_ty)
-        masses += tl.where(i == digit, tl.sum(tl.where(x >= value, weights, 0)), 0)
+    """Add those masses of a chunk of a row's VOCABULARY logits that reach values [16]."""
+    BLOCK: tl.constexpr = CHUNK // _BLOCKS
+    token = chunk * CHUNK + tl.arange(0, BLOCK)
+    blocks: tl.tuple = ()
+    for i in tl.static_range(_BLOCKS):  # all are asked for at once
+        x = tl.load(logits + token + i * BLOCK, token + i * BLOCK < VOCABULARY, other=float("-inf"))
+        blocks += (x.to(tl.float32),)
+    for i in tl.static_range(_BLOCKS):
+        inside = token + i * BLOCK < VOCABULARY
+        weights = inside.to(tl.int32)
+        if WEIGHTED:
+            shares = tl.exp((blocks[i] - highest) * sharpness)
+            weights = (tl.where(inside & (shares <= 1.0), shares, 0.0) * _UNIT).to(tl.int64)  # NaN: nothing
+        masses += tl.where(blocks[i][None, :] >= values[:, None], weights[None, :], 0)
     return masses
 
 
@@ -208,28 +228,23 @@ def masses_kernel(
     CHUNK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    masses = tl.zeros((MASSES,), tl.int64)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    masses = no_masses(WEIGHTED, MASSES, CHUNK)
     if tl.load(wanted_ptr + row) > 0:
-        masses = masses_of_chunk(
-            logits_ptr + row * stride,
-            chunk,
-            tl.load(low_ptr + row),
-            step,
-            tl.load(limit_ptr + row),
-            tl.load(highest_ptr + row),
-            1.0 / tl.maximum(tl.load(temperature_ptr + row), MIN_TEMPERATURE),
-            VOCABULARY,
-            INFINITY,
-            WEIGHTED,
-            MASSES,
-            CHUNK,
-        )
-    place = (row * tl.num_programs(1) + chunk) * MASSES + tl.arange(0, MASSES)
-    tl.store(masses_ptr + place, masses)
+        low, limit = tl.load(low_ptr + row), tl.load(limit_ptr + row)
+        values = values_of(low, step, limit, INFINITY, MASSES, logits_ptr.dtype.element_ty)
+        sharpness = 1.0 / tl.maximum(tl.load(temperature_ptr + row), MIN_TEMPERATURE)
+        highest = tl.load(highest_ptr + row)
+        logits = logits_ptr + row * stride
+        for chunk in range(part, tl.cdiv(VOCABULARY, CHUNK), parts):
+            masses = with_chunk(
+                masses, logits, chunk, values, highest, sharpness, VOCABULARY, WEIGHTED, CHUNK
+            )
+    place = (row * parts + part) * MASSES + tl.arange(0, MASSES)
+    tl.store(masses_ptr + place, tl.sum(masses, 1).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["step", "rank_stride"])
+@triton.jit(do_not_specialize=["step", "ranks", "parts"])
 def narrow_kernel(
     masses_ptr: tl.tensor,
     low_ptr: tl.tensor,
@@ -237,21 +252,21 @@ def narrow_kernel(
     highest_ptr: tl.tensor,
     found_ptr: tl.tensor,
     step: tl.tensor,
-    rank_stride: tl.tensor,
-    CHUNKS: tl.constexpr,
-    ALL_CHUNKS: tl.constexpr,
-    CHUNKS_PADDED: tl.constexpr,
+    ranks: tl.tensor,
+    parts: tl.tensor,
     INFINITY: tl.constexpr,
     DTYPE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     MASSES: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, CHUNKS_PADDED)
+    row, samples = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     i = tl.arange(0, MASSES)
-    start = (chunk // CHUNKS) * rank_stride + row * CHUNKS + chunk % CHUNKS
-    inside = (chunk < ALL_CHUNKS)[:, None] & (i >= 0)[None, :]
-    masses = tl.sum(tl.load(masses_ptr + start[:, None] * MASSES + i[None, :], inside, other=0), 0)
+    masses = tl.zeros((MASSES,), tl.int64)
+    for begin in range(0, ranks * parts, _AT_ONCE):
+        part = begin + tl.arange(0, _AT_ONCE)
+        place = ((part // parts) * samples + row) * parts + part % parts
+        inside = (part < ranks * parts)[:, None] & (i >= 0)[None, :]
+        masses += tl.sum(tl.load(masses_ptr + place[:, None] * MASSES + i[None, :], inside, other=0), 0)
     wanted = tl.load(wanted_ptr + row)
     low = tl.load(low_ptr + row) + step * next_digit(masses, wanted, WEIGHTED, MASSES)
     tl.store(low_ptr + row, low)

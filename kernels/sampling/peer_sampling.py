@@ -21,8 +21,10 @@ from quire.kernels.sampling.part_thresholds import (
     INFINITY,
     MASSES,
     found_value,
-    masses_of_chunk,
     next_digit,
+    no_masses,
+    values_of,
+    with_chunk,
 )
 from quire.kernels.sampling.parts import NO_TOKEN, best_of_chunks
 from quire.kernels.sampling.state import SamplingState
@@ -296,12 +298,13 @@ def _search(  # type: ignore[no-untyped-def]
     missing = 0
     for number in range(first, first + ROUNDS):
         if (number >= begin) & (number < end):
-            masses = tl.zeros((MASSES,), tl.int64)
+            values = values_of(low, step, limit, INFINITY, MASSES, logits.dtype.element_ty)
+            by_lane = no_masses(WEIGHTED, MASSES, CHUNK)
             for chunk in range(part, tl.cdiv(VOCABULARY, CHUNK), parts):
-                masses += masses_of_chunk(
-                    logits, chunk, low, step, limit, highest, sharpness, VOCABULARY, INFINITY, WEIGHTED,
-                    MASSES, CHUNK,
-                )  # fmt: skip
+                by_lane = with_chunk(
+                    by_lane, logits, chunk, values, highest, sharpness, VOCABULARY, WEIGHTED, CHUNK
+                )
+            masses = tl.sum(by_lane, 1).to(tl.int64)
             at = mine + number * round_words + i
             _send_words((masses & 0x7FFFFFFF).to(tl.int32), at, addresses_ptr, RANKS)
             _send_words(((masses >> 31) & 0x7FFFFFFF).to(tl.int32), at + MASSES, addresses_ptr, RANKS)

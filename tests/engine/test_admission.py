@@ -41,3 +41,8 @@ def test_each_of_n_sequences_gets_what_is_there_and_no_more(
 @pytest.mark.parametrize(("n", "room"), [(1, 412), (2, 205), (13, 29), (26, 13), (27, -3), (128, -3)])
 def test_the_room_of_a_short_prompt_in_a_small_cache(n: int, room: int) -> None:
     assert Capacity(32, 16, 256, 4096, vocab_size=10).room(100, n) == room
+
+
+def test_several_have_a_token_each_of_a_prompt_that_takes_the_whole_cache() -> None:
+    """They share its blocks, and the token needs none."""
+    assert Capacity(1, 2, 128, 7, vocab_size=10).room(2, 90) == 1

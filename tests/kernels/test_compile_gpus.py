@@ -208,7 +208,7 @@ def small_cases() -> dict[str, Case]:
     kept |= {"RANKS": 2, "DEPENDENT": True}
     kept |= {"SENDERS_PADDED": 32, "ROUNDS": 4, "MASSES": part_thresholds.MASSES}
     drawn = of_two | {"CHUNKS": 32, "CHUNKS_PADDED": 32, "RANKS_PADDED": 2}
-    narrowed = searched | {"CHUNKS": 16, "ALL_CHUNKS": 128, "CHUNKS_PADDED": 128, "DTYPE": tl.bfloat16}
+    narrowed = searched | {"DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
     gate_of_8b = {"WIDTH": 14336, "BLOCK": 1024, "KIND": "silu", "DEPENDENT": True}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {

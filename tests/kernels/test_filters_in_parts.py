@@ -20,7 +20,7 @@ from quire.engine.models.config import rows_of_rank
 from quire.engine.parallel.share import of_vocabulary
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.parallel.buffers import EMPTY, SymmetricBuffers, buffers_on_one_device
-from quire.kernels.sampling import peer_sampling
+from quire.kernels.sampling import part_thresholds, peer_sampling
 from quire.kernels.sampling.parts import best_of_chunks
 from quire.kernels.sampling.peer_sampling import best_of_ranks, draw, keep_thresholds, phases_of
 from quire.kernels.sampling.state import SamplingState
@@ -180,8 +180,10 @@ def test_references_draw_what_one_rank_draws(size, vocabulary, kinds, dtype, see
     assert drawn_in_parts(torch_backend(), logits, state, size) == [expected] * size
 
 
-def test_kernels_draw_what_one_rank_draws(dtype, device):
+@pytest.mark.parametrize("programs", [6, 3], ids=["two to a row", "one to a row"])
+def test_kernels_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     """Over several chunks, and with ties."""
+    monkeypatch.setattr(part_thresholds, "PROGRAMS", programs)
     filters = [{"top_k": 40, "min_p": 1e-4}, {"top_p": 0.9}, {"top_k": 300, "top_p": 0.8}]
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(len(filters), 8500, generator=generator)).to(device, dtype)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from products import (
     add_linear_norm,
@@ -238,6 +238,9 @@ def test_few_tokens_and_a_ranks_weights_are_cut_as_was_quickest():
         tiles = tiling(count, 5120, 8704, gated=False, divided=True)
         assert tiles == Tiling(count, 64, 128, stages, 3)
     assert tiling(8, 17408, 5120, gated=True, divided=False) == Tiling(16, 128, 128, 3, 1)
+    assert tiling(32, 17408, 5120, gated=True, divided=False) == Tiling(32, 128, 128, 4, 1)
+    assert tiling(64, 5120, 2560, gated=False, divided=False) == Tiling(64, 32, 128, 4, 1)
+    assert tiling(64, 5120, 2560, gated=False, divided=True) == Tiling(64, 64, 128, 3, 3)
 
 
 def test_a_rehearsal_asks_for_each_kernel_of_many_tokens(dtype, device, monkeypatch):
@@ -265,12 +268,16 @@ def test_a_tokens_results_are_its_own(dtype, device):
         torch.testing.assert_close(together[..., :1, :], alone, rtol=tolerance, atol=tolerance)
 
 
+CHUNKS_OF_64 = st.integers(1, 300).map(lambda n: n * 64)
+
+
 @given(
     st.integers(1, 512),
-    st.integers(1, 64).map(lambda n: n * 32) | st.integers(1, 2048),
-    st.integers(1, 300).map(lambda n: n * 64),
+    st.integers(1, 64).map(lambda n: n * 32) | st.integers(1, 2048) | CHUNKS_OF_64,
+    CHUNKS_OF_64,
     st.sampled_from([(True, False), (False, True), (False, False)]),
 )
+@example(8, 16896, 512, (False, True))  # whose tiles alone are more programs than fit at once
 def test_tiles_cover_a_product_and_fit_shared_memory(count, outputs, columns, kind):
     gated, divided = kind
     tiles = tiling(count, outputs, columns, gated=gated, divided=divided)

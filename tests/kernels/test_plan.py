@@ -125,6 +125,14 @@ def test_half_a_models_long_sums_are_divided_among_programs() -> None:
         assert ("in parts" in ops.project_out.name) == (tokens < 64)
         assert "hopper_stream" in ops.project_out.name and "hopper_stream" in ops.project_in.name
     assert "cuBLAS" in plan_layer(hopper, half, BF16, decodes(65)).down.name
+    output, down = Matrix(5120, 2560, share="inputs"), Matrix(5120, 8704, share="inputs")
+    half = gated(5120, 20, 4, 8704, output=output, down=down)  # whole sums are 160 programs
+    for tokens in (8, 64):
+        assert "in parts" in plan_layer(hopper, half, BF16, decodes(tokens)).project_out.name
+    quarter = gated(5120, 10, 2, 4352, output=Matrix(5120, 1280, share="inputs"), down=down)
+    for tokens in (8, 32, 48):  # more tokens' parts are too much beside a weight that is so short
+        named = plan_layer(hopper, quarter, BF16, decodes(tokens)).project_out.name
+        assert ("in parts" in named) == (tokens < 48)
 
 
 @each_gpu
@@ -155,9 +163,10 @@ def test_who_attends_from_chunks(gpu: Gpu, held: KVFormat) -> None:
     ours = gpu is hopper and held is not FP8
     assert prefill_by(LLAMA, mixed(512)) is (PrefillKernel.HOPPER if ours else PrefillKernel.TRITON)
     assert prefill_by(LLAMA, mixed(16)) is PrefillKernel.TRITON  # no more queries than one narrow tile
-    seven = replace(LLAMA, num_heads=7, cache=CacheSpec(1, 128))  # lanes are left idle
-    quick = gpu is hopper and held is FP12
-    assert prefill_by(seven, mixed(512)) is (PrefillKernel.HOPPER if quick else PrefillKernel.TRITON)
+    seven, six = (replace(LLAMA, num_heads=heads, cache=CacheSpec(1, 128)) for heads in (7, 6))
+    assert prefill_by(seven, mixed(512)) is (PrefillKernel.HOPPER if ours else PrefillKernel.TRITON)
+    quick = gpu is hopper and held is FP12  # which need not be made anew, whereas a quarter of lanes is idle
+    assert prefill_by(six, mixed(512)) is (PrefillKernel.HOPPER if quick else PrefillKernel.TRITON)
     windowed = replace(LLAMA, cache=CacheSpec(8, 128, window=1024))
     assert prefill_by(windowed, mixed(512)) is PrefillKernel.TRITON
 

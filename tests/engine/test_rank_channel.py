@@ -1,0 +1,70 @@
+"""Frames to several ranks by shared memory: all of them, in order, whole, however slow a reader is."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from quire.engine.parallel.channel import SLOT_BYTES, SLOTS, Reader, Writer
+
+FRAMES = [bytes([i % 251]) * (1 + i * 7919 % 3000) for i in range(3 * SLOTS)]
+
+
+def taken(fd: int, index: int, readers: int, spin_seconds: float, pause: float, frames: int) -> list[bytes]:
+    """Take so many frames, with a pause after each."""
+    reader, found = Reader(fd, index, readers, spin_seconds), []
+    for _ in range(frames):
+        found.append(bytes(reader.receive()))
+        time.sleep(pause)
+    return found
+
+
+@pytest.mark.parametrize("spin_seconds", [0.0, 5e-4], ids=["sleeping", "looking"])
+def test_every_reader_gets_every_frame(spin_seconds: float) -> None:
+    """A slow one has the writer wait for room, which looks meanwhile whether somebody is lost."""
+    writer, looks = Writer(3), []
+    sent = [*FRAMES, b"x" * (2 * SLOT_BYTES + 5), b"last"]
+    with ThreadPoolExecutor(3) as threads:
+        pauses = (0.0, 0.0, 1e-3)
+        found = [
+            threads.submit(taken, writer.fd, i, 3, spin_seconds, pause, len(sent))
+            for i, pause in enumerate(pauses)
+        ]
+        for frame in sent:
+            writer.send(frame, lambda: looks.append(1))
+        assert [each.result() for each in found] == [sent] * 3
+    assert looks and all(writer.has_taken(i) for i in range(3))
+    writer.close()
+
+
+def test_a_reader_that_sleeps_is_woken() -> None:
+    writer = Writer(2)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(taken, writer.fd, i, 2, 0.0, 0.0, 1) for i in range(2)]
+        time.sleep(0.02)
+        writer.send(b"now", lambda: None)
+        assert [each.result() for each in found] == [[b"now"]] * 2
+    writer.close()
+
+
+def test_what_a_lost_reader_leaves_no_room_for_raises_what_the_look_raises() -> None:
+    writer = Writer(1)
+
+    def look() -> None:
+        raise RuntimeError("rank 1 is lost")
+
+    for _ in range(SLOTS):
+        writer.send(b"unread", look)
+    with pytest.raises(RuntimeError, match="rank 1 is lost"):
+        writer.send(b"one too many", look)
+    assert not writer.has_taken(0)
+    writer.close()
+
+
+def test_readers_tell_a_word_back() -> None:
+    writer = Writer(2)
+    Reader(writer.fd, 1, 2, 0.0).tell(41)
+    assert writer.told() == [0, 41]
+    writer.close()
