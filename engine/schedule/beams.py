@@ -74,14 +74,17 @@ def _choose(groups: list[BeamGroup]) -> list[BeamStep | None]:
     """
     for beams in groups:
         beams.pending = False
-    shape = len(groups), len(groups[0].indices), groups[0].num_candidates
-    tokens, logprobs = _gather(groups, shape[2])
+    shape = len(groups), max(len(beams.indices) for beams in groups), groups[0].num_candidates
+    tokens, logprobs = _gather(groups, *shape[1:])
     searches = [beams.search for beams in groups]
     return advance_all(searches, tokens.reshape(shape), logprobs.reshape(shape))
 
 
-def _gather(groups: list[BeamGroup], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return tokens and log-probabilities [N, count], of one step, or of several where some groups waited."""
+def _gather(groups: list[BeamGroup], most: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return tokens and log-probabilities [N, count], of one step, or of several where some groups waited.
+
+    They are those of `most` beams of each group: of one with fewer, a beam's stand for those it has not.
+    """
     sources: list[Logprobs] = []
     rows: list[int] = []
     for beams in groups:
@@ -89,6 +92,7 @@ def _gather(groups: list[BeamGroup], count: int) -> tuple[NDArray[np.int32], NDA
         source, row_of = beams.candidates
         sources.append(source)
         rows += [row_of[i] for i in beams.indices]
+        rows += rows[-1:] * (most - len(beams.indices))
     index = np.array(rows)
     if any(source is not sources[0] for source in sources):
         parts = zip(sources, index.reshape(len(groups), -1), strict=True)

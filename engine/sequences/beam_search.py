@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -108,10 +107,17 @@ class BeamSearch:
         step, K at least `candidates_per_beam` or the vocabulary. Equal totals go to the lower beam, then to
         the earlier candidate. Raises FloatingPointError if there is a NaN.
         """
+        if self.done or len(top_tokens) != len(self._totals):
+            expected = "no more" if self.done else str(len(self._totals))
+            raise ValueError(f"candidates of {expected} beams expected, got those of {len(top_tokens)}")
         (step,) = advance_all([self], top_tokens[None], top_logprobs[None])
         if step is None:
             raise FloatingPointError(NOT_A_NUMBER)
         return step
+
+    def _padded_totals(self, count: int) -> list[float]:
+        missing = count - len(self._totals)
+        return self._totals + [-math.inf] * missing if missing else self._totals
 
     def _go_on(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep | None:
         """Go on with the best candidates if nothing ends by it, as at most steps; else return None."""
@@ -190,17 +196,13 @@ def advance_all(
 ) -> list[BeamStep | None]:
     """`BeamSearch.advance` of N searches at once: [N, B, K] int32 and fp32; None where there is a NaN.
 
-    Width and the numbers of stop tokens and of live beams are the same for all. Raises ValueError if one is
-    over, or has not B live beams.
+    Width and the number of stop tokens are the same for all, and none is over. Of one with fewer than B live
+    beams the others' candidates are not chosen; they are NaN only if a live beam's are.
     """
-    live = top_logprobs.shape[1]
-    for search in searches:
-        if search.done or live != len(search._totals):
-            expected = "no more" if search.done else str(len(search._totals))
-            raise ValueError(f"candidates of {expected} beams expected, got those of {live}")
+    most = top_logprobs.shape[1]
     width, numbers = searches[0].width, np.arange(len(searches))[:, None]
-    before = np.fromiter(chain.from_iterable(search._totals for search in searches), np.float32)
-    totals = (top_logprobs + before.reshape(-1, live, 1)).reshape(len(searches), -1)
+    before = np.array([search._padded_totals(most) for search in searches], np.float32)
+    totals = (top_logprobs + before[:, :, None]).reshape(len(searches), -1)
     invalid = np.isnan(totals.max(axis=1))
     totals[invalid] = 0.0  # as many are found among them then as in other rows
     tokens = top_tokens.reshape(len(searches), -1)

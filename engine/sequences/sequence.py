@@ -242,7 +242,7 @@ class BeamGroup:
         return len(rows) == len(self.indices)
 
     @property
-    def batch_key(self) -> tuple[int, int, int, int]:
+    def batch_key(self) -> tuple[int, int, int]:
         """Groups with the same key can be advanced by one selection."""
         search = self.search
-        return search.width, len(search.stop_tokens), len(self.indices), self.num_candidates
+        return search.width, len(search.stop_tokens), self.num_candidates
