@@ -114,6 +114,7 @@ class Scheduler:
         idle = not len(decodes) and not draft.prefills
         # A group that comes back may find all its blocks on the device: nothing moves, and still it arrives.
         if idle and not draft.transferring and not self.blocks.moves.has_transfers:
+            self.blocks.ring.flush()
             return None
         return self._plan(draft, decodes)
 
