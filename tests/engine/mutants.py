@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "a copy for a block that a fork gave back is made all the same",
         "memory.full_group",
-        "            moves.undo_copy(sequence.row, self._pool)\n",
+        "            moves.undo_copy(child.row, self._pool)\n",
         "",
     ),
     Mutant(
