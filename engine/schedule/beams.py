@@ -92,7 +92,8 @@ def _gather(groups: list[BeamGroup], most: int, count: int) -> tuple[NDArray[np.
         source, row_of = beams.candidates
         sources.append(source)
         rows += [row_of[i] for i in beams.indices]
-        rows += rows[-1:] * (most - len(beams.indices))
+        if len(beams.indices) < most:
+            rows += rows[-1:] * (most - len(beams.indices))
     index = np.array(rows)
     if any(source is not sources[0] for source in sources):
         parts = zip(sources, index.reshape(len(groups), -1), strict=True)
@@ -141,7 +142,8 @@ def _continue(
         first, own, indices = len(sequences), beams.group.sequences, beams.indices
         sequences += own
         parents += [first + indices[place] for place in step.parents]
-        parents += [NOBODY] * (len(own) - len(step.parents))
+        if len(step.parents) < len(own):
+            parents += [NOBODY] * (len(own) - len(step.parents))
     parent_of, children = np.array(parents, np.intp), np.arange(len(parents))
     first_child = np.full(len(parents) + 1, NOBODY)
     first_child[parent_of[::-1]] = children[::-1]  # of several the one that is assigned last

@@ -115,10 +115,6 @@ class BeamSearch:
             raise FloatingPointError(NOT_A_NUMBER)
         return step
 
-    def _padded_totals(self, count: int) -> list[float]:
-        missing = count - len(self._totals)
-        return self._totals + [-math.inf] * missing if missing else self._totals
-
     def _go_on(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep | None:
         """Go on with the best candidates if nothing ends by it, as at most steps; else return None."""
         is_last = len(self._steps) + 1 == self.max_tokens
@@ -201,8 +197,12 @@ def advance_all(
     """
     most = top_logprobs.shape[1]
     width, numbers = searches[0].width, np.arange(len(searches))[:, None]
-    before = np.array([search._padded_totals(most) for search in searches], np.float32)
-    totals = (top_logprobs + before[:, :, None]).reshape(len(searches), -1)
+    before: list[float] = []
+    for search in searches:
+        before += search._totals
+        if len(search._totals) < most:
+            before += [-math.inf] * (most - len(search._totals))
+    totals = (top_logprobs + np.array(before, np.float32).reshape(-1, most, 1)).reshape(len(searches), -1)
     invalid = np.isnan(totals.max(axis=1))
     totals[invalid] = 0.0  # as many are found among them then as in other rows
     tokens = top_tokens.reshape(len(searches), -1)
