@@ -42,3 +42,14 @@ class Logprobs:
     rank: Int32  # [N], 1 is best
     top_tokens: Int32  # [N, K], best first
     top_logprobs: NDArray[np.float32]  # [N, K]
+
+    def of(self, rows: NDArray[np.intp], k: int) -> Logprobs:
+        """Return those of some positions, with the k best of each."""
+        best = self.top_tokens.take(rows, axis=0)[:, :k], self.top_logprobs.take(rows, axis=0)[:, :k]
+        return Logprobs(self.chosen.take(rows), self.rank.take(rows), *best)
+
+
+def joined(parts: list[Logprobs]) -> Logprobs:
+    """Return those of all parts, which have equally many of the best, one after the other."""
+    names = ("chosen", "rank", "top_tokens", "top_logprobs")
+    return Logprobs(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -57,7 +57,10 @@ class FullGroup:
 
     def fork(self, parent: Sequence, child: Sequence, end: int, moves: Moves) -> None:
         """Have `child` share the blocks that `parent` has before logical block `end`, and no others."""
-        self._replace(child, parent.table[:end], moves)
+        given_back = self._replace(child, parent.table[:end], moves)
+        if given_back:
+            moves.release(given_back, self._pool, self.cache)
+            moves.undo_copy(child.row, self._pool)
 
     def follow_all(
         self, pairs: Listed[tuple[Sequence, Sequence]], positions: list[int], moves: Moves
@@ -68,6 +71,7 @@ class FullGroup:
         """
         copies: list[tuple[Sequence, int, int]] = []
         sharing: list[Sequence] = []
+        given_back: list[int] = []
         for (parent, child), position in zip(pairs, positions, strict=True):
             logical, begun = divmod(position, self._block_size)
             theirs, own = parent.table, child.table
@@ -83,12 +87,13 @@ class FullGroup:
                 else:
                     sharing.append(child)
             if table != own:
-                self._replace(child, table, moves)
+                given_back[:0] = self._replace(child, table, moves)
+        moves.release(given_back, self._pool, self.cache)
         self._copy_all(copies, moves)
         return len(copies), sharing
 
-    def _replace(self, sequence: Sequence, table: BlockTable, moves: Moves) -> None:
-        """Have `sequence` name the blocks of `table` instead of its own.
+    def _replace(self, sequence: Sequence, table: BlockTable, moves: Moves) -> list[int]:
+        """Have `sequence` name the blocks of `table` instead of its own, and return those to release.
 
         Those that it names already stay untouched: of beams that is nearly all, at each step.
         """
@@ -107,9 +112,7 @@ class FullGroup:
                 moves.entries[sequence.row, logical] = new
             if old is not None:
                 given_back.append(old)
-        if given_back:
-            moves.release(given_back, self._pool, self.cache)
-            moves.undo_copy(sequence.row, self._pool)
+        return given_back
 
     def is_writable(self, sequence: Sequence, logical: int) -> bool:
         """Return whether the block there is this sequence's alone and not findable."""

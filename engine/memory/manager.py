@@ -138,9 +138,10 @@ class BlockManager:
         assert pending.keys().isdisjoint(parents + children), "what is copied is not there yet"
         for parent, child in pairs:
             assert not child.group.transferring, "blocks are copied while they are on their way"
-            self._take_over(parent, child, parent.num_blocks)
-        rows.capacity[children] = rows.capacity[parents]
-        rows.context[children] = contexts = rows.context[parents]
+            child.num_found, child.published = parent.num_found, parent.published
+            child.prefixes = parent.prefixes.copy()
+        rows.capacity[children] = rows.capacity.take(parents)
+        rows.context[children] = contexts = rows.context.take(parents)
         sharing: list[Sequence] = []
         for group in self._groups:
             copies, shared = group.follow_all(pairs, contexts.tolist(), self.moves)

@@ -29,13 +29,17 @@ class MoveRing:
         self._begin = 0  # position of the first number
         self._step = 0
         self._new = [STEP, 0, 0, 0, 0]  # the newest, from the beginning of a step on
+        self._header = 0  # where in them this step begins
 
     def begin_step(self, now: float, num_waiting: int) -> None:
         """Have what comes next belong to another step, at `now` of a clock that never goes back."""
         self._step += 1
-        if len(self._new) > HEADER:
+        if len(self._new) > MAX_NEW:
             self._flush()
-        self._new[:] = (STEP, 0, self._step, num_waiting, int(now * 1e6))
+        if len(self._new) == self._header + HEADER:  # steps without moves leave nothing
+            del self._new[self._header :]
+        self._header = len(self._new)
+        self._new += (STEP, 0, self._step, num_waiting, int(now * 1e6))
 
     def note(self, kind: int, sequence: Sequence, logical: int, blocks: Listed[int]) -> None:
         """Note what a table of `sequence` does with `blocks`, which are its from `logical` on.
@@ -62,11 +66,17 @@ class MoveRing:
         """Note what happens between two blocks."""
         self._new += (kind, 2, NOBODY, 0, 0, block, other)
 
+    def flush(self) -> None:
+        """Put the newest in their chunk, for which steps have no time: the step goes on."""
+        if len(self._new) > HEADER:
+            self._flush()
+
     def _flush(self) -> None:
-        """Put the newest in their chunk; the step goes on. Steps without moves leave nothing."""
-        chunks, new = self._chunks, self._new
+        chunks, new, header = self._chunks, self._new, self._new[self._header :][:HEADER]
+        if len(new) == self._header + HEADER:
+            del new[self._header :]
         chunks[-1].fromlist(new)
-        del new[HEADER:]
+        new[:], self._header = header, 0
         if len(chunks[-1]) >= CHUNK:
             chunks.append(array("q"))
             oldest = new[-1] - MAX_SECONDS * 1e6
@@ -76,8 +86,7 @@ class MoveRing:
     @property
     def position(self) -> int:
         """Where the next moves begin."""
-        if len(self._new) > HEADER:
-            self._flush()
+        self.flush()
         return self._begin + sum(map(len, self._chunks))
 
     def since(self, position: int) -> tuple[int, bytes]:

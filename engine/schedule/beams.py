@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.arrays import Logprobs
+from quire.engine.arrays import Logprobs, joined
 from quire.engine.memory.manager import BlockManager
 from quire.engine.messages import FinishReason, Output
 from quire.engine.schedule.lifecycle import expect_write, finish
@@ -15,15 +17,21 @@ from quire.engine.sequences.beam_search import NOT_A_NUMBER, BeamStep, Hypothesi
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
+NOBODY = -1
+
 
 def commit_beams(state: SchedulerState, groups: list[BeamGroup]) -> list[Output]:
-    """Have the chosen beams of these groups go on, or end their searches; return what ends by it.
+    """Have the chosen beams of these groups, which have all candidates, go on, or end their searches.
 
-    The groups have all candidates and one `batch_key`.
+    Return what ends by it.
     """
     outputs: list[Output] = []
     chosen: list[tuple[BeamGroup, BeamStep]] = []
-    for beams, step in zip(groups, _choose(groups), strict=True):
+    alike: defaultdict[tuple[int, ...], list[BeamGroup]] = defaultdict(list)
+    for beams in groups:
+        alike[beams.batch_key].append(beams)
+    steps = [pair for each in alike.values() for pair in zip(each, _choose(each), strict=True)]
+    for beams, step in steps:
         group = beams.group
         if step is None:
             errors = [_ending(beams, i, "error", NOT_A_NUMBER) for i in range(group.request.params.n)]
@@ -38,25 +46,24 @@ def commit_beams(state: SchedulerState, groups: list[BeamGroup]) -> list[Output]
     rows: list[int] = []
     tokens: list[int] = []
     for beams, step in chosen:
-        group, order = beams.group, beams.order
+        group, sequences, indices = beams.group, beams.group.sequences, beams.indices
         group.forked = True
-        if order[0].row == NO_ROW:  # the group was preempted, and waits
-            for sequence, token in zip(order, step.tokens, strict=True):
+        if sequences[0].row == NO_ROW:  # the group was preempted, and waits
+            for sequence, token in zip(beams.order, step.tokens, strict=True):
                 sequence.append(token)
             continue
-        rows += [sequence.row for sequence in order]
+        rows += [sequences[i].row for i in indices]
         tokens += step.tokens
-        if len(order) < len(group.sequences):
-            for sequence in group.sequences:
-                if sequence not in order:
+        if len(indices) < len(sequences):
+            for sequence in sequences:
+                if sequence.index not in indices:
                     state.rows.set_decoding(sequence, False)
                     state.shared_tails.pop(sequence.row, None)
         if group in shares:
-            for sequence in order:
+            for sequence in beams.order:
                 state.shared_tails.pop(sequence.row, None)
                 expect_write(state, sequence)
     state.rows.resume(rows, tokens)
-    state.overrides.update(zip(rows, tokens, strict=True))
     return outputs
 
 
@@ -67,22 +74,32 @@ def _choose(groups: list[BeamGroup]) -> list[BeamStep | None]:
     """
     for beams in groups:
         beams.pending = False
-    shape = len(groups), len(groups[0].order), groups[0].num_candidates
-    tokens, logprobs = _gather([each for beams in groups for each in beams.candidates], shape[2])
+    shape = len(groups), max(len(beams.indices) for beams in groups), groups[0].num_candidates
+    tokens, logprobs = _gather(groups, *shape[1:])
     searches = [beams.search for beams in groups]
     return advance_all(searches, tokens.reshape(shape), logprobs.reshape(shape))
 
 
-def _gather(
-    candidates: list[tuple[Logprobs, int]], count: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return tokens and log-probabilities [N, count], of one step, or of several where some groups waited."""
-    rows = [row for _, row in candidates]
-    source, _ = candidates[0]
-    if all(each is source for each, _ in candidates):
-        return source.top_tokens[rows, :count], source.top_logprobs[rows, :count]
-    tokens = np.stack([source.top_tokens[row, :count] for source, row in candidates])
-    return tokens, np.stack([source.top_logprobs[row, :count] for source, row in candidates])
+def _gather(groups: list[BeamGroup], most: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return tokens and log-probabilities [N, count], of one step, or of several where some groups waited.
+
+    They are those of `most` beams of each group: of one with fewer, a beam's stand for those it has not.
+    """
+    sources: list[Logprobs] = []
+    rows: list[int] = []
+    for beams in groups:
+        assert beams.candidates is not None
+        source, row_of = beams.candidates
+        sources.append(source)
+        rows += [row_of[i] for i in beams.indices]
+        if len(beams.indices) < most:
+            rows += rows[-1:] * (most - len(beams.indices))
+    index = np.array(rows)
+    if any(source is not sources[0] for source in sources):
+        parts = zip(sources, index.reshape(len(groups), -1), strict=True)
+        sources, index = [joined([source.of(each, count) for source, each in parts])], np.arange(len(rows))
+    top = sources[0].top_tokens, sources[0].top_logprobs
+    return top[0].take(index, axis=0)[:, :count], top[1].take(index, axis=0)[:, :count]
 
 
 def reparent(
@@ -95,10 +112,7 @@ def reparent(
     Tables are re-parented by reference counts; at most one block a beam is copied, that which it writes
     next (section 4.4, Fig. 9). Of a group that was preempted meanwhile it is the tables in host memory.
     """
-    follows: list[tuple[Sequence, Sequence]] = []
-    unused: list[Sequence] = []
-    for beams, step in chosen:
-        unused += _continue(beams, step.parents, follows)
+    follows, unused = _continue(chosen) if chosen else ([], [])
     for parent, child in follows:
         if parent.row == NO_ROW:
             child.take_tokens(parent)
@@ -116,29 +130,36 @@ def reparent(
 
 
 def _continue(
-    beams: BeamGroup, chosen: list[int], follows: list[tuple[Sequence, Sequence]]
-) -> list[Sequence]:
-    """Make the children of the chosen beams, by their places, the live ones.
+    chosen: list[tuple[BeamGroup, BeamStep]],
+) -> tuple[list[tuple[Sequence, Sequence]], list[Sequence]]:
+    """Make the children of the chosen beams the live ones, all groups' at once.
 
-    Add to `follows` who follows whom, and return the sequences that no beam goes on in.
+    Return who follows whom, and the sequences that no beam goes on in.
     """
-    before, sequences = beams.order, beams.group.sequences
-    order = [before[place] for place in chosen]
-    parents = set(chosen)
-    spare: list[Sequence] = []
-    if len(parents) < len(sequences):
-        continued = {before[place].index for place in parents}
-        spare = [sequence for sequence in sequences if sequence.index not in continued]
-    children = iter(spare)
-    for i, place in enumerate(chosen if spare else ()):
-        if place in parents:
-            parents.remove(place)  # the first child, which stays where its parent is
-        else:
-            child = next(children)
-            follows.append((order[i], child))
-            order[i] = child
-    beams.continue_with(order)
-    return list(children)
+    sequences: list[Sequence] = []  # of all groups
+    parents: list[int] = []  # of as many children; NOBODY of those that a group might have had
+    for beams, step in chosen:
+        first, own, indices = len(sequences), beams.group.sequences, beams.indices
+        sequences += own
+        parents += [first + indices[place] for place in step.parents]
+        if len(step.parents) < len(own):
+            parents += [NOBODY] * (len(own) - len(step.parents))
+    parent_of, children = np.array(parents, np.intp), np.arange(len(parents))
+    first_child = np.full(len(parents) + 1, NOBODY)
+    first_child[parent_of[::-1]] = children[::-1]  # of several the one that is assigned last
+    follows = (first_child[parent_of] != children) | (parent_of == NOBODY)
+    # In each group as many sequences are left without a child as there are children that follow.
+    in_sequence = np.where(follows, NOBODY, parent_of)
+    in_sequence[follows] = (first_child[:-1] == NOBODY).nonzero()[0]
+    child_in = [sequences[i].index for i in in_sequence.tolist()]
+    begin = 0
+    for beams, step in chosen:
+        beams.continue_with(child_in[begin : begin + len(step.parents)])
+        begin += len(beams.group.sequences)
+    pairs = [*zip(parent_of[follows].tolist(), in_sequence[follows].tolist(), strict=True)]
+    return [(sequences[parent], sequences[child]) for parent, child in pairs if parent != NOBODY], [
+        sequences[child] for parent, child in pairs if parent == NOBODY
+    ]
 
 
 def _end_search(

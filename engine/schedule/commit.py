@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import compress
 
 import numpy as np
@@ -39,7 +38,9 @@ def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
     special = np.flatnonzero(needs_host).tolist() if np.count_nonzero(needs_host) else []
     outputs = commit_plain(state, step, result, special)
     if special:
-        outputs.others = commit_special(state, step, result, special)
+        alone = np.flatnonzero(needs_host & ~step.samples.chosen_from).tolist()
+        outputs.others = commit_special(state, step, result, alone) if alone else []
+        outputs.others += commit_beams(state, _complete(step, result)) if step.samples.searching else []
     return outputs
 
 
@@ -56,12 +57,13 @@ def commit_plain(
     state: SchedulerState, step: InFlightStep, result: StepResult, special: list[int]
 ) -> StepOutputs:
     """Write samples that are one token more to their rows: all but `special`, which ascend."""
-    write, samples, tokens = state.rows.tokens.write, step.samples, result.tokens.tolist()
+    write, samples = state.rows.tokens.write, step.samples
+    if len(special) == len(result.tokens):
+        return StepOutputs()
+    tokens = result.tokens.tolist()
     if not special:
         write(samples.row_index, step.positions, result.tokens)
         return StepOutputs(samples.request_ids, samples.indices, tokens)
-    if len(special) == len(tokens):
-        return StepOutputs()
     plain = np.ones(len(tokens), np.bool_)
     plain[special] = False
     write(samples.row_index[plain], step.positions[plain], result.tokens[plain])
@@ -74,28 +76,34 @@ def commit_special(
     state: SchedulerState, step: InFlightStep, result: StepResult, samples: list[int]
 ) -> list[Output]:
     """Book these samples one by one."""
-    logprobs = sampled_logprobs(step.samples.sequences, result)
+    logprobs = sampled_logprobs(step.samples, result)
     outputs: list[Output] = []
     constrained: list[tuple[Sequence, Output]] = []
-    complete: defaultdict[tuple[int, ...], list[BeamGroup]] = defaultdict(list)
-    candidates = {sample: at for at, sample in enumerate(result.logprob_samples.tolist())}
     sequences = step.samples.sequences
     for i in samples:
         sequence = sequences[i]
-        beams = sequence.group.beams
         if sequence.finish_reason is not None:
             continue
-        if beams is None:
-            output = _append(state, sequence, int(result.tokens[i]), logprobs.get(i))
-            outputs.append(output)
-            if sequence.constraint is not None and output.finish_reason is None:
-                constrained.append((sequence, output))
-        elif result.logprobs is not None and beams.collect(sequence, result.logprobs, candidates[i]):
-            complete[beams.batch_key].append(beams)
-    for groups in complete.values():
-        outputs += commit_beams(state, groups)
+        output = _append(state, sequence, int(result.tokens[i]), logprobs.get(i))
+        outputs.append(output)
+        if sequence.constraint is not None and output.finish_reason is None:
+            constrained.append((sequence, output))
     _find_masks(state, constrained)
     return outputs
+
+
+def _complete(step: InFlightStep, result: StepResult) -> list[BeamGroup]:
+    """Hand out the candidates of beams; return the groups that have all."""
+    complete: list[BeamGroup] = []
+    searching, logprobs, asked = step.samples.searching, result.logprobs, result.logprob_samples
+    if len(asked) < len(result.tokens):  # not each sample has a row
+        row_of = dict(zip(asked.tolist(), range(len(asked)), strict=True))
+        searching = {group: {i: row_of[k] for i, k in rows.items()} for group, rows in searching.items()}
+    for group, rows in searching.items():
+        beams = group.beams  # none once the search has ended
+        if beams is not None and logprobs is not None and beams.collect(logprobs, rows):
+            complete.append(beams)
+    return complete
 
 
 def _append(state: SchedulerState, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> Output:

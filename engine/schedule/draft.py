@@ -22,7 +22,7 @@ from quire.engine.schedule.plan import (
     StepHandle,
     StepPlan,
 )
-from quire.engine.sequences.rows import Index, Rows, Samples
+from quire.engine.sequences.rows import Index, Overrides, Rows, Samples
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 Filled = list[tuple[Sequence, int]]
@@ -135,7 +135,7 @@ class StepDraft(msgspec.Struct):
         self.prefills = [prefill for prefill in self.prefills if prefill.row not in self.preempted]
 
     def decode_plan(
-        self, rows: Rows, decodes: Index, contexts: Int32, moves: Moves, overrides: dict[int, int]
+        self, rows: Rows, decodes: Index, contexts: Int32, moves: Moves, overrides: Overrides
     ) -> tuple[StepPlan, InFlightStep]:
         """Return the plan of a step without prefills, and its record.
 
@@ -160,7 +160,7 @@ class StepDraft(msgspec.Struct):
         decodes: Index,
         contexts: Int32,
         moves: Moves,
-        overrides: dict[int, int],
+        overrides: Overrides,
         block_size: int,
     ) -> tuple[StepPlan, InFlightStep]:
         """Return the plan of a step that prefills too, and its record; arguments as of `decode_plan`."""
@@ -199,14 +199,14 @@ class StepDraft(msgspec.Struct):
         filled += [(prefill.sequence, prefill.end // block_size) for prefill in self.prefills]
         return plan, self._record(samples, positions, wanted, filled, moves)
 
-    def _common_fields(self, samples: Samples, moves: Moves, overrides: dict[int, int]) -> dict[str, Any]:
+    def _common_fields(self, samples: Samples, moves: Moves, overrides: Overrides) -> dict[str, Any]:
         """Return the fields of a StepPlan that are made alike with and without prefills."""
         entries = np.fromiter(chain.from_iterable(moves.entries), np.int32, 2 * len(moves.entries))
         masked = samples.constrained
         return {
             "starts": tuple(self.starts),
-            "override_rows": _int32(overrides.keys()),
-            "override_tokens": _int32(overrides.values()),
+            "override_rows": overrides[0],
+            "override_tokens": overrides[1],
             "table_rows": entries[::2],
             "table_columns": entries[1::2],
             "table_blocks": np.fromiter(moves.entries.values(), np.int32, len(moves.entries)),

@@ -118,7 +118,6 @@ def _leave_row(state: SchedulerState, sequence: Sequence) -> None:
     state.blocks.free(sequence)
     state.shared_tails.pop(sequence.row, None)
     state.pending_masks.leave(sequence)
-    state.overrides.pop(sequence.row, None)
     state.rows.release(sequence)
 
 

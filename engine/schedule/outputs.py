@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.engine.arrays import Logprobs
 from quire.engine.messages import Output, TokenLogprob
 from quire.engine.schedule.draft import WantedPromptLogprobs
 from quire.engine.schedule.plan import StepResult
 from quire.engine.schedule.state import SchedulerState
-from quire.engine.sequences.sequence import NO_ROW, Sequence, SequenceGroup
+from quire.engine.sequences.rows import Samples
+from quire.engine.sequences.sequence import NO_ROW, SequenceGroup
 
 
 def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list[TokenLogprob]:
@@ -20,14 +23,16 @@ def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list
     ]
 
 
-def sampled_logprobs(samples: list[Sequence], result: StepResult) -> dict[int, TokenLogprob]:
+def sampled_logprobs(samples: Samples, result: StepResult) -> dict[int, TokenLogprob]:
     """Return log-probabilities of sampled tokens by index into the samples; empty when nobody asked."""
-    if result.logprobs is None or all(sample.group.beams is not None for sample in samples):
+    got = result.logprobs
+    if got is None:
         return {}
-    indices = result.logprob_samples.tolist()
-    tokens = result.tokens[result.logprob_samples].tolist()
-    ks = [samples[i].group.request.params.logprobs or 0 for i in indices]
-    return dict(zip(indices, token_logprobs(tokens, result.logprobs, ks), strict=True))
+    asked = np.flatnonzero(~samples.chosen_from.take(result.logprob_samples))
+    which = result.logprob_samples.take(asked)
+    ks = [samples.sequences[i].group.request.params.logprobs or 0 for i in which.tolist()]
+    described = token_logprobs(result.tokens.take(which).tolist(), got.of(asked, max(ks, default=0)), ks)
+    return dict(zip(which.tolist(), described, strict=True))
 
 
 def collect_prompt_logprobs(wanted: WantedPromptLogprobs, got: Logprobs) -> None:

@@ -114,6 +114,7 @@ class Scheduler:
         idle = not len(decodes) and not draft.prefills
         # A group that comes back may find all its blocks on the device: nothing moves, and still it arrives.
         if idle and not draft.transferring and not self.blocks.moves.has_transfers:
+            self.blocks.ring.flush()
             return None
         return self._plan(draft, decodes)
 
@@ -128,11 +129,7 @@ class Scheduler:
         moves = self.blocks.take_moves()
         self.blocks_swapped_out += len(moves.swap_out) + len(moves.spills)
         self.blocks_swapped_in += len(moves.swap_in)
-        overrides, state.overrides = state.overrides, {}
-        if overrides:
-            decoding = rows.decoding.tolist()
-            later = [row for row in overrides if not decoding[row]]
-            state.overrides = {row: overrides.pop(row) for row in later}
+        overrides = rows.take_overrides()
         steps = state.steps
         steps.steps += 1
         steps.sequences += len(decodes)
@@ -328,7 +325,7 @@ class Scheduler:
         for sequence in group.live:
             if sequence.host_blocks and sequence not in group.prefill_queue and not selecting:
                 assert sequence.num_tokens == sequence.saved_context + 1
-                self.state.overrides[sequence.row] = int(sequence.tokens[-1])
+                self.rows.override([sequence.row], sequence.tokens[-1:])
         lifecycle.swap_in(self.state, group)
         for sequence in group.live:
             draft.loaded.append((sequence, int(self.rows.context[sequence.row]) // self.blocks.block_size))

@@ -51,7 +51,6 @@ class SchedulerState:
         self.running: list[SequenceGroup] = []
         self.in_flight: deque[InFlightStep] = deque()  # not committed, oldest first
         self.transfers: deque[Transfers] = deque()  # of committed steps, oldest first
-        self.overrides: dict[int, int] = {}  # by row: the token it decodes on from, if the device has another
         self.shared_tails: dict[int, Sequence] = {}  # by row: forked, and to write into a shared block next
         self.ending_at = np.zeros(capacity.vocab_size + 1, np.int32)  # how many groups end at each token
         self.ending_at[NOT_FINITE] = 1  # all do

@@ -107,17 +107,24 @@ class BeamSearch:
         step, K at least `candidates_per_beam` or the vocabulary. Equal totals go to the lower beam, then to
         the earlier candidate. Raises FloatingPointError if there is a NaN.
         """
+        if self.done or len(top_tokens) != len(self._totals):
+            expected = "no more" if self.done else str(len(self._totals))
+            raise ValueError(f"candidates of {expected} beams expected, got those of {len(top_tokens)}")
         (step,) = advance_all([self], top_tokens[None], top_logprobs[None])
         if step is None:
             raise FloatingPointError(NOT_A_NUMBER)
         return step
 
+    def _go_on(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep | None:
+        """Go on with the best candidates if nothing ends by it, as at most steps; else return None."""
+        is_last = len(self._steps) + 1 == self.max_tokens
+        if is_last or len(self._finished) == self.width or not self.stop_tokens.isdisjoint(tokens):
+            return None
+        return self._take(totals, tokens, parents)
+
     def _choose(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
-        """Among the best candidates of all beams, best first."""
-        length, width = len(self._steps) + 1, self.width
-        best = totals[:width], parents[:width], tokens[:width]
-        if length < self.max_tokens and self._all_go_on(best[0], best[2]):
-            return self._take(length, *best)
+        """Go on, or not, after a step of these candidates, the best of all beams, best first."""
+        length = len(self._steps) + 1
         stops = [token in self.stop_tokens for token in tokens]
         too_early = length <= self.min_tokens
         eligible = [i for i, total in enumerate(totals) if total > -math.inf and not (too_early and stops[i])]
@@ -130,20 +137,13 @@ class BeamSearch:
         del self._finished[self.width :]
 
         live = [] if is_last else [i for i in eligible if not stops[i]][: self.width]
-        return self._take(
-            length, [totals[i] for i in live], [parents[i] for i in live], [tokens[i] for i in live]
-        )
-
-    def _all_go_on(self, totals: list[float], tokens: list[int]) -> bool:
-        """Return whether none of the best stops, as at most steps, and there are as many as beams."""
-        there = len(tokens) == self.width and totals[-1] > -math.inf
-        return there and self.stop_tokens.isdisjoint(tokens)
-
-    def _take(self, length: int, totals: list[float], parents: list[int], tokens: list[int]) -> BeamStep:
-        """Go on with these, best first, unless the search is over."""
-        if not totals or (len(self._finished) == self.width and self._is_over(totals[0], length)):
+        if not live or (len(self._finished) == self.width and self._is_over(totals[live[0]], length)):
             self.done = True
             return BeamStep([], [])
+        return self._take([totals[i] for i in live], [tokens[i] for i in live], [parents[i] for i in live])
+
+    def _take(self, totals: list[float], tokens: list[int], parents: list[int]) -> BeamStep:
+        """Go on with these, best first."""
         self._totals = totals
         step = BeamStep(parents, tokens)
         self._steps.append(step)
@@ -192,31 +192,36 @@ def advance_all(
 ) -> list[BeamStep | None]:
     """`BeamSearch.advance` of N searches at once: [N, B, K] int32 and fp32; None where there is a NaN.
 
-    Width and the numbers of stop tokens and of live beams are the same for all. Raises ValueError if one is
-    over, or has not B live beams.
+    Width and the number of stop tokens are the same for all, and none is over. Of one with fewer than B live
+    beams the others' candidates are not chosen; they are NaN only if a live beam's are.
     """
-    live = top_logprobs.shape[1]
+    most = top_logprobs.shape[1]
+    width, numbers = searches[0].width, np.arange(len(searches))[:, None]
+    before: list[float] = []
     for search in searches:
-        if search.done or live != len(search._totals):
-            expected = "no more" if search.done else str(len(search._totals))
-            raise ValueError(f"candidates of {expected} beams expected, got those of {live}")
-    count = (1 + len(searches[0].stop_tokens)) * searches[0].width
-    before = np.array([search._totals for search in searches], np.float32)
-    totals = (top_logprobs + before[:, :, None]).reshape(len(searches), -1)
+        before += search._totals
+        if len(search._totals) < most:
+            before += [-math.inf] * (most - len(search._totals))
+    totals = (top_logprobs + np.array(before, np.float32).reshape(-1, most, 1)).reshape(len(searches), -1)
     invalid = np.isnan(totals.max(axis=1))
     totals[invalid] = 0.0  # as many are found among them then as in other rows
-    best = _best_first(totals, count)
-    return [
-        None if nan else search._choose(*chosen)
-        for search, nan, *chosen in zip(
-            searches,
-            invalid.tolist(),
-            np.take_along_axis(totals, best, axis=1).tolist(),
-            np.take_along_axis(top_tokens.reshape(len(searches), -1), best, axis=1).tolist(),
-            (best // top_tokens.shape[2]).tolist(),
-            strict=True,
+    tokens = top_tokens.reshape(len(searches), -1)
+    best = _best_first(totals, (1 + len(searches[0].stop_tokens)) * width)
+    first = best[:, :width]
+    first_totals = totals[numbers, first]
+    enough = (first.shape[1] == width) & (first_totals[:, -1] > -math.inf) & ~invalid
+    columns = first_totals, tokens[numbers, first], first // top_tokens.shape[2]
+    steps: list[BeamStep | None] = [
+        search._go_on(some_totals, some_tokens, parents) if may else None
+        for search, may, some_totals, some_tokens, parents in zip(
+            searches, enough.tolist(), *(each.tolist() for each in columns), strict=True
         )
     ]
+    for i in np.flatnonzero(~invalid).tolist():
+        if steps[i] is None:
+            chosen = totals[i, best[i]], tokens[i, best[i]], best[i] // top_tokens.shape[2]
+            steps[i] = searches[i]._choose(*(each.tolist() for each in chosen))
+    return steps
 
 
 def _best_first(totals: NDArray[np.float32], count: int) -> NDArray[np.intp]:

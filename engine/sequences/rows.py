@@ -6,19 +6,26 @@ as Python objects.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.engine.arrays import Int32
+from quire.engine.arrays import Int32, empty_int32
 from quire.engine.messages import MAX_SEQUENCES
 from quire.engine.sequences.row_tokens import RowTokens
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
 Index = NDArray[np.intp]
 """Rows, as numpy indexes with them; others it would convert each time."""
+
+Overrides = tuple[Int32, Int32]
+"""Rows that decode on from a token of which the host knows better than the device, and these tokens."""
+
+DEVICE_KNOWS = -1  # instead of a token
+NO_OVERRIDES: Overrides = (empty_int32(), empty_int32())
 
 
 def table_stride(rows: int) -> int:
@@ -40,7 +47,8 @@ class Samples(msgspec.Struct, frozen=True):
     needs_host: NDArray[np.bool_]  # [S] there is more to a token than the token
     limit: Int32  # [S] position of the last token that the sequence may have
     constrained: list[int]  # which of the S samples a grammar constrains
-    searching: list[SequenceGroup]  # those with beams
+    searching: dict[SequenceGroup, dict[int, int]]  # those with beams: each beam's sample, by its index
+    chosen_from: NDArray[np.bool_]  # [S] a beam's, among whose candidates its group chooses
 
 
 class Rows:
@@ -60,8 +68,11 @@ class Rows:
         self.limit = np.zeros(size, np.int32)  # context at which the sequence has all its tokens
         self.decoding = np.zeros(size, np.bool_)  # prefill is done, and nothing else is in the way
         self.in_lockstep = np.zeros(size, np.bool_)  # as the sequence's group is
+        self._override = np.full(size, DEVICE_KNOWS, np.int32)  # the token that the row decodes on from
+        self._overrides_any = False
         self._needs_host = np.zeros(size, np.bool_)
         self._constrained = np.zeros(size, np.bool_)
+        self._searches = np.zeros(size, np.bool_)  # the sequence's group has beams
         # What samples are booked by, as Python's own objects.
         self._sequence: NDArray[Any] = np.full(size, None, object)  # as in `sequences`
         self._request_id: NDArray[Any] = np.full(size, None, object)
@@ -87,6 +98,7 @@ class Rows:
         sequence.enter_row(row, self.tokens)
         self.sequences[row] = self._sequence[row] = sequence
         self._constrained[row] = sequence.constraint is not None
+        self._searches[row] = group.beams is not None
         self._request_id[row] = group.request.id
         self._index[row] = sequence.index
         self.context[row] = 0
@@ -104,6 +116,7 @@ class Rows:
         self.sequences[row] = self._sequence[row] = None
         self._samples = None  # which may name the sequence, and would keep it alive
         self.set_decoding(sequence, False)
+        self._override[row] = DEVICE_KNOWS
         self.context[row] = 0
         sequence.leave_row()
         self._free.append(row)
@@ -124,10 +137,27 @@ class Rows:
         self.decoding[rows] = False
         self._decodes = None
 
+    def override(self, rows: Index | list[int], tokens: Int32) -> None:
+        """Have the sequences in `rows` decode on from these tokens, not from what the device has."""
+        self._override[rows] = tokens
+        self._overrides_any = True
+
+    def take_overrides(self) -> Overrides:
+        """Return what is overridden of rows that decode, once."""
+        if not self._overrides_any:
+            return NO_OVERRIDES
+        overridden = self._override != DEVICE_KNOWS
+        rows = np.flatnonzero(overridden & self.decoding)
+        tokens = self._override[rows]
+        self._override[rows] = DEVICE_KNOWS
+        self._overrides_any = len(rows) < int(np.count_nonzero(overridden))
+        return rows.astype(np.int32), tokens
+
     def resume(self, rows: list[int], tokens: list[int]) -> None:
-        """Append a token to each of the sequences in `rows`, which may decode again."""
-        index = np.array(rows, np.intp)
-        self.tokens.append_all(index, np.array(tokens, np.int32))
+        """Append a token to each of the sequences in `rows`, which may decode again, from it on."""
+        index, newest = np.array(rows, np.intp), np.array(tokens, np.int32)
+        self.tokens.append_all(index, newest)
+        self.override(index, newest)
         self.decoding[index] = True
         self._decodes = None
 
@@ -146,17 +176,21 @@ class Rows:
             self._sampled = rows
         if self._samples is None:
             sequences = self._sequence[rows].tolist()
-            locked = self._sequence[rows[self.in_lockstep[rows]]].tolist()
-            groups = dict.fromkeys(sequence.group for sequence in locked)
+            indices = self._index[rows].tolist()
+            chosen_from = self._searches[rows]
+            searching: defaultdict[SequenceGroup, dict[int, int]] = defaultdict(dict)
+            for i in chosen_from.nonzero()[0].tolist():
+                searching[sequences[i].group][indices[i]] = i
             self._samples = Samples(
                 rows.astype(np.int32),
                 rows,
                 sequences,
                 self._request_id[rows].tolist(),
-                self._index[rows].tolist(),
+                indices,
                 self._needs_host[rows],
                 self.limit[rows],
                 np.flatnonzero(self._constrained[rows]).tolist(),
-                [group for group in groups if group.beams is not None],
+                searching,
+                chosen_from,
             )
         return self._samples

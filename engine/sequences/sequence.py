@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from quire.engine.arrays import Int32, Logprobs, as_blocks
+from quire.engine.arrays import Int32, Logprobs, as_blocks, joined
 from quire.engine.hashing import Prefix
 from quire.engine.messages import FinishReason, Request, TokenLogprob
 from quire.engine.sequences.beam_search import BeamSearch
@@ -190,7 +190,7 @@ class SequenceGroup:
 
 
 class BeamGroup:
-    """The beams of `group` while the search runs: `order` are the live ones, best first.
+    """The beams of `group` while the search runs.
 
     The selection of a step waits until all of them have candidates.
     """
@@ -209,29 +209,40 @@ class BeamGroup:
         self.group = group
         self.num_candidates = min(self.search.candidates_per_beam, vocab_size)
         self.pending = False  # candidates are in flight, or wait for those of other beams
-        self.continue_with(group.sequences[:1])
+        self.continue_with([0])
 
-    def continue_with(self, order: list[Sequence]) -> None:
-        """Make `order` the live beams, none of which has candidates."""
-        self.order = order
-        self._collected: dict[int, tuple[Logprobs, int]] = {}  # by the beam's index in its group
-
-    def collect(self, sequence: Sequence, logprobs: Logprobs, i: int) -> bool:
-        """Take row i of `logprobs` as the candidates of `sequence`; return whether all beams have theirs."""
-        collected, index = self._collected, sequence.index
-        if index in collected:  # it was preempted while others' were missing, and computed again
-            return False
-        collected[index] = logprobs, i
-        return len(collected) == len(self.order)
+    def continue_with(self, indices: list[int]) -> None:
+        """Make these sequences of the group the live beams, best first, none of which has candidates."""
+        self.indices = indices
+        self.candidates: tuple[Logprobs, dict[int, int]] | None = None  # rows of it, by the beams' indices
 
     @property
-    def candidates(self) -> list[tuple[Logprobs, int]]:
-        """Those of each beam, all of which have theirs: rows of log-probabilities."""
-        collected = self._collected
-        return [collected[beam.index] for beam in self.order]
+    def order(self) -> list[Sequence]:
+        """The live beams, best first."""
+        sequences = self.group.sequences
+        return [sequences[i] for i in self.indices]
+
+    def collect(self, logprobs: Logprobs, rows: dict[int, int]) -> bool:
+        """Take rows of `logprobs`, by the beams' indices, as their candidates; return if all have theirs.
+
+        A beam keeps what it has: it was preempted while others' were missing, and computed again.
+        """
+        if self.candidates is not None:
+            earlier, before = self.candidates
+            after = {index: row for index, row in rows.items() if index not in before}
+            parts = (earlier, before), (logprobs, after)
+            logprobs = joined(
+                [
+                    source.of(np.array([*each.values()], np.intp), self.num_candidates)
+                    for source, each in parts
+                ]
+            )
+            rows = {index: row for row, index in enumerate((*before, *after))}
+        self.candidates = logprobs, rows
+        return len(rows) == len(self.indices)
 
     @property
-    def batch_key(self) -> tuple[int, int, int, int]:
+    def batch_key(self) -> tuple[int, int, int]:
         """Groups with the same key can be advanced by one selection."""
         search = self.search
-        return search.width, len(search.stop_tokens), len(self.order), self.num_candidates
+        return search.width, len(search.stop_tokens), self.num_candidates

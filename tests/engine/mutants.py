@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "a copy for a block that a fork gave back is made all the same",
         "memory.full_group",
-        "            moves.undo_copy(sequence.row, self._pool)\n",
+        "            moves.undo_copy(child.row, self._pool)\n",
         "",
     ),
     Mutant(
@@ -496,7 +496,7 @@ MUTANTS = [
     Mutant(
         "what comes back goes on from a stale token",
         "schedule.scheduler",
-        "                self.state.overrides[sequence.row] = int(sequence.tokens[-1])\n",
+        "                self.rows.override([sequence.row], sequence.tokens[-1:])\n",
         "                pass\n",
     ),
     Mutant(
@@ -528,7 +528,7 @@ MUTANTS = [
     Mutant(
         "a beam keeps the digests of the one it was",
         "memory.manager",
-        "        child.prefixes = parent.prefixes[:end]\n",
+        "            child.prefixes = parent.prefixes.copy()\n",
         "",
     ),
     Mutant(

@@ -333,33 +333,35 @@ def test_impossible_tokens_are_never_chosen() -> None:
 
 @pytest.mark.parametrize(("width", "stops"), [(1, 0), (4, 2), (6, 0), (20, 3)])
 def test_searches_advance_together_as_each_would_alone(width: int, stops: int) -> None:
-    """Equal totals and -inf among them; one that meets a NaN is left out and harms no other."""
+    """Equal totals and -inf among them; one that meets a NaN is left out and harms no other.
+
+    Some begin later, so that they have a single beam where others have all.
+    """
     rng, stop_tokens = np.random.default_rng(width), frozenset(range(stops))
     pairs = [[BeamSearch(width, 1, 3 + i, stop_tokens, min_tokens=i % 4) for _ in range(2)] for i in range(9)]
     spoilt = 4
     for step in range(7):
-        alike: dict[int, list[int]] = {}
-        for i, (one, _) in enumerate(pairs):
-            if not one.done and not (i == spoilt and step > 3):
-                alike.setdefault(len(one._totals), []).append(i)
-        for live, members in alike.items():
-            shape = (len(members), live, width + stops)
-            tokens = rng.permuted(
-                np.broadcast_to(np.arange(30 + 2 * width), (*shape[:2], 30 + 2 * width)), axis=2
-            )
-            tokens = tokens[:, :, : shape[2]].astype(np.int32)
-            logprobs = -np.sort(rng.integers(1, 9, shape), axis=2).astype(np.float32)
-            logprobs[rng.random(shape) < 0.05] = -np.inf
-            if step == 3 and spoilt in members:
-                logprobs[members.index(spoilt), -1, 0] = np.nan
-            together = advance_all([pairs[i][0] for i in members], tokens, logprobs)
-            for i, got, own_tokens, own_logprobs in zip(members, together, tokens, logprobs, strict=True):
-                if step == 3 and i == spoilt:
-                    assert got is None
-                    with pytest.raises(FloatingPointError):
-                        pairs[i][1].advance(own_tokens, own_logprobs)
-                else:
-                    assert got == pairs[i][1].advance(own_tokens, own_logprobs)
+        begun = [(i, *pair) for i, pair in enumerate(pairs) if i % 2 <= step and not pair[0].done]
+        members = [each for each in begun if not (each[0] == spoilt and step > 3)]
+        shape = (len(members), max(len(one._totals) for _, one, _ in members), width + stops)
+        tokens = rng.permuted(
+            np.broadcast_to(np.arange(30 + 2 * width), (*shape[:2], 30 + 2 * width)), axis=2
+        )
+        tokens = tokens[:, :, : shape[2]].astype(np.int32)
+        logprobs = -np.sort(rng.integers(1, 9, shape), axis=2).astype(np.float32)
+        logprobs[rng.random(shape) < 0.05] = -np.inf
+        for n, (i, one, _) in enumerate(members):
+            if step == 3 and i == spoilt:
+                logprobs[n, len(one._totals) - 1, 0] = np.nan
+        lives = [len(one._totals) for _, one, _ in members]
+        together = advance_all([one for _, one, _ in members], tokens, logprobs)
+        for n, ((i, _, other), live) in enumerate(zip(members, lives, strict=True)):
+            if step == 3 and i == spoilt:
+                assert together[n] is None
+                with pytest.raises(FloatingPointError):
+                    other.advance(tokens[n, :live], logprobs[n, :live])
+            else:
+                assert together[n] == other.advance(tokens[n, :live], logprobs[n, :live])
         for one, other in pairs:
             assert (one.done, one._totals, one._finished) == (other.done, other._totals, other._finished)
     assert 3 <= sum(one.done for one, _ in pairs) < len(pairs)

@@ -28,6 +28,19 @@ def test_moves_are_told_in_their_order_and_from_any_answer_on() -> None:
     assert kept(ring, ring.position) == []
 
 
+def test_moves_stay_with_their_steps_until_there_is_time_to_put_them_away() -> None:
+    ring = MoveRing(1000)
+    for step, blocks in enumerate([[1, 2], [], [3], []], 1):
+        ring.begin_step(0.0, 0)
+        for block in blocks:
+            ring.mark(EVICT, block)
+        if step == 3:
+            ring.flush()
+    ring.mark(EVICT, 4)
+    told = [(move.request, move.blocks) for move in kept(ring)]
+    assert told == [(1, []), (NOBODY, [1]), (NOBODY, [2]), (3, []), (NOBODY, [3]), (4, []), (NOBODY, [4])]
+
+
 def test_steps_without_moves_leave_nothing() -> None:
     ring = MoveRing(1000)
     for step in range(1000):
