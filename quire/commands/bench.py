@@ -11,6 +11,7 @@ from quire.commands.settings import engine_config
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
 from quire.service.commands.parser import Parser
+from quire.service.commands.usage_error import UsageError
 
 TRACED_STEPS = 32  # of each workload, with --profile
 
@@ -60,9 +61,9 @@ def run(arguments: Namespace) -> int:
     names = arguments.workload.split(",")
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
-        raise ValueError(f"--workload {unknown[0]}: there is {', '.join(WORKLOADS)}")
+        raise UsageError(f"--workload {unknown[0]}: there is {', '.join(WORKLOADS)}")
     if arguments.runs < 1:
-        raise ValueError(f"--runs must be at least 1, got {arguments.runs}")
+        raise UsageError(f"--runs must be at least 1, got {arguments.runs}")
     config = engine_config(arguments)
     core, info = start_engine(config, PhaseBars().show)
     workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]

@@ -11,6 +11,7 @@ from quire.engine.config import EngineConfig
 from quire.service.commands.engine_flags import add_batch_flags, add_cache_flags, add_model_flags
 from quire.service.commands.flags import add_chat_template, add_sampling_flags, first_line, flag
 from quire.service.commands.parser import Parser
+from quire.service.commands.usage_error import UsageError, of_flags
 from quire.service.demo import MODEL_FOLDER
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def run(arguments: Namespace) -> int:
     settings = sampling_settings(arguments)
     if arguments.max_tokens is not None:
         settings["max_tokens"] = arguments.max_tokens
-    SamplingParams(**settings)  # raises ValueError for what may not be
+    with of_flags():
+        SamplingParams(**settings)
     converse(_speaker(arguments), arguments.system or "", settings)
     return 0
 
@@ -61,9 +63,9 @@ def _speaker(arguments: Namespace) -> Speaker:
         for name in (*EngineConfig.__struct_fields__, "chat_template"):
             if name != "model" and name in arguments.given:
                 told = name.replace("_", "-")
-                raise ValueError(f"--{told} is of a model in this process, and {arguments.model} is a server")
+                raise UsageError(f"--{told} is of a model in this process, and {arguments.model} is a server")
         return ServerSpeaker(arguments.model, arguments.api_key, arguments.model_name)
     for name in ("api_key", "model_name"):
         if name in arguments.given:
-            raise ValueError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
+            raise UsageError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
     return EngineSpeaker(load_llm(arguments), model_name(arguments.model))

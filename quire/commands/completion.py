@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from quire.service.commands.parser import Flag, Parser
+from quire.service.commands.usage_error import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -29,6 +30,6 @@ def run(arguments: Namespace) -> int:
 
     shell = arguments.shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
-        raise ValueError(f"there is no completion for {shell or 'no shell'}: give one of {', '.join(SHELLS)}")
+        raise UsageError(f"there is no completion for {shell or 'no shell'}: give one of {', '.join(SHELLS)}")
     print(script(shell), end="")
     return 0

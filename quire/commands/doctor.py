@@ -10,6 +10,7 @@ from quire.engine.models.hub import check_model
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
 from quire.service.commands.parser import Flag, Parser
+from quire.service.commands.usage_error import UsageError
 from quire.service.demo import MODEL_FOLDER
 
 GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
@@ -45,7 +46,7 @@ def run(arguments: Namespace) -> int:
         print_plan(engine_config(arguments), arguments.gpu)
         return 0
     if arguments.gpu is not None:
-        raise ValueError("--gpu goes with --plan: without it, what is here is measured")
+        raise UsageError("--gpu goes with --plan: without it, what is here is measured")
     config = engine_config(arguments)
     check_model(config.model)
     from quire.doctor import doctor

@@ -9,6 +9,7 @@ from quire.commands.settings import load_llm, sampling_settings
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import add_chat_template, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
+from quire.service.commands.usage_error import UsageError
 
 DEFAULT_MAX_TOKENS = 16  # as LLM and /v1/completions have it; a chat's answer has what fits
 
@@ -34,9 +35,9 @@ def run(arguments: Namespace) -> int:
     from quire.engine.messages import SamplingParams
 
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
-        raise ValueError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
+        raise UsageError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
     if arguments.chat_template is not None and not arguments.chat:
-        raise ValueError("--chat-template is of chats: give --chat too")
+        raise UsageError("--chat-template is of chats: give --chat too")
     text = arguments.prompt if arguments.prompt is not None else _read_prompt()
     llm = load_llm(arguments)
     prompt = (
@@ -63,7 +64,7 @@ def _read_prompt() -> str:
 def token_budget(asked: int | None, prompt: int, limit: int, default: int | None) -> int:
     """Return how many tokens may be generated; `default` None is all that fit.
 
-    Raises ValueError, with the numbers, where they do not fit.
+    Raises ValueError, with the numbers, where they do not fit, a UsageError if it is for the flag.
     """
     room = limit - prompt
     if room < 1:
@@ -71,7 +72,7 @@ def token_budget(asked: int | None, prompt: int, limit: int, default: int | None
     if asked is None:
         return room if default is None else min(default, room)
     if asked > room:
-        raise ValueError(
+        raise UsageError(
             f"the prompt has {prompt} tokens and --max-tokens is {asked}: together more than the {limit} "
             "tokens that fit"
         )

@@ -9,6 +9,7 @@ from quire.engine.models.hub import check_model
 from quire.service.commands.flags import add_chat_template, add_model, flag
 from quire.service.commands.parser import Parser
 from quire.service.commands.service_flags import add_address_flags
+from quire.service.commands.usage_error import of_flags
 
 
 def add_flags(parser: Parser) -> None:
@@ -61,21 +62,22 @@ def run(arguments: Namespace) -> int:
     from quire.service.config import ServiceConfig
     from quire.service.router.config import RouterConfig
 
-    service = ServiceConfig(
-        served_model_names=(model_name(arguments.model),),
-        keep_alive=86400.0,  # the replicas' own comments pass through
-        **service_settings(arguments),
-    )
-    router = RouterConfig(
-        model=arguments.model,
-        replicas=tuple(url.rstrip("/") for url in arguments.replica),
-        replica_dns=arguments.replica_dns,
-        redis_url=arguments.redis_url,
-        allow_replicas=comma_separated(arguments.allow_replica),
-        cache_seed=arguments.cache_seed,
-        chat_template=chat_template(arguments),
-    )
-    check_model(router.model)
+    with of_flags():
+        service = ServiceConfig(
+            served_model_names=(model_name(arguments.model),),
+            keep_alive=86400.0,  # the replicas' own comments pass through
+            **service_settings(arguments),
+        )
+        router = RouterConfig(
+            model=arguments.model,
+            replicas=tuple(url.rstrip("/") for url in arguments.replica),
+            replica_dns=arguments.replica_dns,
+            redis_url=arguments.redis_url,
+            allow_replicas=comma_separated(arguments.allow_replica),
+            cache_seed=arguments.cache_seed,
+            chat_template=chat_template(arguments),
+        )
+        check_model(router.model)
     from quire.service.commands.address import check_address
     from quire.service.router.server import route
 

@@ -21,6 +21,7 @@ from quire.engine.models.hub import check_model
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.parser import Parser
 from quire.service.commands.service_flags import add_service_flags
+from quire.service.commands.usage_error import of_flags
 
 if TYPE_CHECKING:
     from quire.service.commands.pinned_prefixes import PinnedPrefix
@@ -43,8 +44,9 @@ def add_flags(parser: Parser) -> None:
     add_service_flags(parser)
 
 
+@of_flags()
 def read_settings(arguments: Namespace) -> Settings:
-    """Return what the flags come to. Raises ValueError that names the flag and what it may be."""
+    """Return what the flags come to. Raises UsageError that names the flag and what it may be."""
     from quire.service.commands.pinned_prefixes import read_pinned_prefixes
     from quire.service.config import ServiceConfig
 

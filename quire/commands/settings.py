@@ -13,6 +13,7 @@ import msgspec
 
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.service.commands.parser import lines_of
+from quire.service.commands.usage_error import of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
 from quire.service.text.named_templates import read_template
 
@@ -30,16 +31,21 @@ def engine_settings(arguments: Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
+@of_flags()
 def engine_config(arguments: Namespace) -> EngineConfig:
-    """Raises ValueError that names the flag and what it may be."""
+    """Raises UsageError that names the flag and what it may be."""
     return msgspec.convert({"model": arguments.model, **engine_settings(arguments)}, EngineConfig)
 
 
 def load_llm(arguments: Namespace) -> LLM:
-    """Return the model of a command in this process, with bars that show how it starts."""
+    """Return the model of a command in this process, with bars that show how it starts.
+
+    Raises UsageError that names the flag and what it may be.
+    """
     from quire.llm import LLM
     from quire.service.commands.progress import PhaseBars
 
+    engine_config(arguments)  # before anything starts
     template, settings = arguments.chat_template, engine_settings(arguments)
     return LLM(arguments.model, chat_template=template, on_progress=PhaseBars().show, **settings)
 

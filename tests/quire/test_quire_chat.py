@@ -16,6 +16,7 @@ from quire.chat.terminal import converse, show
 from quire.cli import main
 from quire.llm import LLM
 from tests.quire.stub_api import stub_api
+from tests.usage import usage_error
 
 
 class Parrot:
@@ -133,13 +134,13 @@ def test_the_command_talks_with_a_server(
         main(["chat", url, "--model-name", "second"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == "I second \n"
+    with pytest.raises(SystemExit, match=r"^quire chat: .*no server answers at .*; `quire serve` starts one"):
+        main(["chat", "http://127.0.0.1:1"])
     for words, told in (
-        (["chat", "http://127.0.0.1:1"], r"no server answers at .*; `quire serve` starts one"),
         (["chat", url, "--max-num-seqs", "2"], "--max-num-seqs is of a model in this process"),
         (["chat", "--model-name", "x"], "--model-name is for a server"),
     ):
-        with pytest.raises(SystemExit, match=f"^quire chat: .*{told}"):
-            main(words)
+        assert f"quire chat: {told}" in usage_error(words, capsys)
 
 
 def test_an_engine_answers() -> None:

@@ -8,6 +8,7 @@ from quire.cli import main
 from quire.commands.doctor import GPU_NAMES
 from quire.kernels.gpu import KNOWN
 from quire.service.demo import MODEL_FOLDER
+from tests.usage import usage_error
 
 
 def printed(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -40,5 +41,4 @@ def test_it_names_a_recipe_for_each_operation_of_each_step(
 
 
 def test_a_gpu_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="--gpu goes with --plan"):
-        main(["doctor", MODEL_FOLDER, "--gpu", "H100"])
+    assert "--gpu goes with --plan" in usage_error(["doctor", MODEL_FOLDER, "--gpu", "H100"], capsys)
