@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.cli import main
 from quire.service.config import ServiceConfig
 from quire.service.keys import KeyRing
 from tests.service.asgi import get
@@ -18,6 +17,7 @@ from tests.service.conftest import Service
 from tests.service.live import Live
 from tests.service.processes import serving
 from tests.service.test_logs import Log, log  # noqa: F401
+from tests.usage import usage_error
 from tests.waiting import SECONDS, until
 
 Write = Callable[[str], Path]
@@ -87,11 +87,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "route"])
-def test_an_empty_variable_is_refused(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("QUIRE_API_KEY", " \n")
-    with pytest.raises(SystemExit) as refused:
-        main([command, "--redis-url", "redis://127.0.0.1:1"])
-    assert "QUIRE_API_KEY is empty" in str(refused.value)
+    said = usage_error([command, "--redis-url", "redis://127.0.0.1:1"], capsys)
+    assert "QUIRE_API_KEY is empty" in said
 
 
 def test_a_file_of_keys_opens_a_server_to_other_hosts(write: Write) -> None:
