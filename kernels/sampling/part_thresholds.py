@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.kernels.sampling.thresholds import MIN_TEMPERATURE, from_order
 
 CHUNK = 4096  # tokens of a row that a program looks at at a time
-PROGRAMS = 512  # for all rows: with many rows each takes several chunks of one, and adds up lanes once
+PROGRAMS = 256  # for all rows: with many rows each takes several chunks of one, and adds up lanes once
 MASSES = 16  # numbers of a program: the mass that reaches the limit, then those of 15 values
 UNIT = 2.0**40  # the mass of the highest logit where logits are weighted
 INFINITY = {torch.float32: 0x7F800000, torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # in `to_order`'s order

@@ -43,8 +43,8 @@ def write_results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "MAX_NUM_SEQS": 64,
         "MAX_MODEL_LEN": 768,
         "MAX_BATCHED_TOKENS": 256,
-        "OVERLOADS": dict.fromkeys(plan.OVERLOADS, (200.0, 0.4)),
-        "BATCH_SECONDS": dict.fromkeys(plan.BATCH_SECONDS, 0.8),
+        "OVERLOADS": dict.fromkeys(plan.OVERLOADS, 200.0),
+        "OVERLOAD_SECONDS": 0.4,
         "WIDTHS": (2,),
     }.items():
         monkeypatch.setattr(plan, name, value)
