@@ -35,7 +35,7 @@ from quire.loadtest.workloads import Work
 
 ROWS = "1,8,256"
 PROMPT, STEPS = 512, 64  # tokens of each sequence, and steps that are timed
-RUNS = 3  # of which the median counts: the host's pause of 10 ms would be a tenth of 64 steps of a small model
+RUNS = 3  # of which the median counts: a pause of 10 ms would be a tenth of a small model's 64 steps
 CONFIGS = {**DENSE, **EXPERTS}
 
 
