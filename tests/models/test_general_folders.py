@@ -16,6 +16,7 @@ from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from tests.models.any_model import compare, save_tiny
+from tests.service import tiny_tokenizers
 
 
 def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
@@ -111,3 +112,14 @@ def test_code_that_is_in_the_folder_is_not_run(tmp_path: Path) -> None:
         ValueError, match="no model of type 'mine', and the code that auto_map names is not run"
     ):
         read_model(tmp_path)
+
+
+def test_a_tokenizer_names_what_ends_a_text_where_the_configuration_does_not(tmp_path: Path) -> None:
+    save_tiny("mpt", tmp_path)
+    assert read_model(tmp_path).eos_token_ids == ()
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    assert read_model(tmp_path).eos_token_ids == (tokenizer.token_to_id("<|end|>"),)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert read_model(tmp_path).eos_token_ids == (7, 9)
