@@ -21,6 +21,7 @@ from quire.kernels.linear.alone import (
     linear,
     linear_reference,
 )
+from quire.kernels.linear.exact import exact_linear, exact_linear_reference
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import AddLayerNorm, wide_linear
 from quire.kernels.pointwise.activation import Activation, UngatedActivation, gated, gated_reference
@@ -64,6 +65,7 @@ class Backend:
     activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
     add_linear: AddLayerNorm = add_linear_reference
     gated: Callable[[Tensor, Activation], Tensor] = gated_reference
+    exact_linear: Callable[[Tensor, Linear], Tensor] = exact_linear_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
     copy_blocks: Callable[[Tensor, Tensor], None] = copy_blocks_reference
@@ -97,6 +99,7 @@ def triton_backend() -> Backend:
         activated_linear,
         add_linear,
         gated,
+        exact_linear,
         route,
         wide_linear,
         copy_blocks,

@@ -24,7 +24,9 @@ def host_seconds(work: Callable[[], object], device: torch.device, rounds: int =
     return statistics.median(times[1:])
 
 
-def device_seconds(calls: list[Callable[[], object]], device: torch.device, rounds: int = ROUNDS) -> float:
+def device_seconds(
+    calls: Sequence[Callable[[], object]], device: torch.device, rounds: int = ROUNDS
+) -> float:
     """Return the median time of one of `calls`, all in a row, without the time to launch them (CUDA graph).
 
     Calls that read memory of their own, together more than the L2 cache, find nothing in it, as layers do.

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch, PrefillBatch
-from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.decode import DecodeKernel, DecodeMode, decode
 from quire.kernels.attention.dequantize import dequantize
-from quire.kernels.attention.prefill import prefill
+from quire.kernels.attention.prefill import PrefillKernel, prefill
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.formats.kv_format import BF16, FP12, SCALED, KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
@@ -137,8 +137,7 @@ def quantized(exact: torch.Tensor, held: KVFormat) -> LayerCache:
 class CaseInputs:
     """Device tensors of a case: one cache, whose tables hold `num_sets` disjoint copies of the batch."""
 
-    def __init__(self, case: Case, block_size: int, kv_cache_dtype: str) -> None:
-        device = "cuda"
+    def __init__(self, case: Case, block_size: int, kv_cache_dtype: str, device: str = "cuda") -> None:
         self.case = case
         self.num_sets = min(max(2, math.ceil(WORKING_SET / case.key_bytes(kv_cache_dtype))), MAX_SETS)
         batch = len(case.context_lens)
@@ -181,21 +180,23 @@ class CaseInputs:
         for rows in self.rows:
             dequantize(PrefillBatch(self.block_tables, rows, none, self.context_lens, 0), self.cache)
 
-    def attention(self, index: int) -> torch.Tensor:
-        """Attend over input set `index`."""
+    def attention(self, index: int, by: DecodeKernel | PrefillKernel | None = None) -> torch.Tensor:
+        """Attend over input set `index`, by that kernel; None is the one that a model gets."""
         rows, lens = self.rows[index], self.context_lens
         if self.case.is_decode:
             decodes = DecodeBatch(self.block_tables, rows, lens, self.order, self.workspace)
-            decode(self.q, self.out, decodes, self.layer, self.cache, DecodeMode.KNOWN)
+            assert not isinstance(by, PrefillKernel)
+            decode(self.q, self.out, decodes, self.layer, self.cache, DecodeMode.KNOWN, by=by)
         else:
             longest = max(self.case.query_lens)
             prefills = PrefillBatch(self.block_tables, rows, self.query_starts, lens, longest)
-            prefill(self.q, self.out, prefills, self.layer, self.cache)
+            assert not isinstance(by, DecodeKernel)
+            prefill(self.q, self.out, prefills, self.layer, self.cache, by=by)
         return self.out
 
-    def max_error(self) -> float:
+    def max_error(self, by: DecodeKernel | PrefillKernel | None = None) -> float:
         """Return the largest difference to fp64 over a few queries of the first, middle and last sequence."""
-        out = self.attention(0)
+        out = self.attention(0, by)
         batch = len(self.case.context_lens)
         block_size = self.cache.block_size
         group = self.case.num_q_heads // self.case.num_kv_heads

@@ -24,7 +24,7 @@ from quire.kernels.experts.experts import experts, experts_reference
 from quire.kernels.experts.few import few_experts
 from quire.kernels.experts.gating import gated_reference
 from quire.kernels.experts.grouped import Tile, Tiles, grouped_experts, tiles_of
-from quire.kernels.experts.routing import route
+from quire.kernels.experts.routing import Divisor, Routing, route
 from quire.kernels.experts.weights import Experts
 from quire.kernels.gpu import gpu_of
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
@@ -112,13 +112,14 @@ def measure(
 ) -> Timing:
     x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
     logits = [torch.randn(tokens, shape.count, device="cuda", dtype=torch.bfloat16) for _ in layers]
-    routed = [route(each, shape.top, x.dtype, all_first=True, normalized=True) for each in logits]
+    routing = Routing(shape.top, divisor=Divisor())
+    routed = [route(each, routing, None, x.dtype) for each in logits]
 
     def seconds(compute: Callable[..., Tensor], *, routes: bool = True) -> float:
         def one(layer: int) -> Tensor:
             weights, index = routed[layer]
             if routes:
-                weights, index = route(logits[layer], shape.top, x.dtype, all_first=True, normalized=True)
+                weights, index = route(logits[layer], routing, None, x.dtype)
             return compute(x, index, weights, layers[layer])
 
         graph = capture([partial(one, layer) for layer in range(len(layers))])

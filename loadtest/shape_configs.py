@@ -152,3 +152,56 @@ WINDOWED: dict[str, dict[str, Any]] = {
     },
     "gpt-oss-20b": EXPERTS["gpt-oss-20b"],
 }
+
+# Layer norms, and MLPs of two products without a gate.
+UNGATED: dict[str, dict[str, Any]] = {
+    "starcoder2-3b": DENSE["starcoder2-3b"],
+    "pythia-2.8b": {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        **sizes(2560, 32, 32, 32, 10240),
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "rotary_pct": 0.25,
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
+}
+
+_LATENT = {
+    **sizes(7168, 3, 128, 128, 2048),
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 256,
+    "n_group": 1,
+    "topk_group": 1,
+    "vocab_size": 32768,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", ROPE: 10000.0},
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+# Three layers of DeepSeek's attention with narrow MLPs: V3.2's indexer chooses 2,048 tokens, V3 has none.
+LATENT: dict[str, dict[str, Any]] = {
+    "deepseek-v3.2-3-layers": {
+        **_LATENT,
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+    },
+    "deepseek-v3-3-layers": {
+        **_LATENT,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+    },
+}

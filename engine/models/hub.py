@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 # Configs and tokenizer at the top of the repository, and weights: no pickles, no other framework's copies.
-TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 FILES = ["model*.safetensors", *TOKENIZER_FILES]
+_TEMPLATES = "additional_chat_templates"  # the only folder of a repository that has what is wanted
+ELSEWHERE = [f"{_TEMPLATES[:at]}[!{letter}]*/*" for at, letter in enumerate(_TEMPLATES)]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -48,7 +50,7 @@ def resolve_model(
         path = snapshot_download(
             name_or_path,
             allow_patterns=files,
-            ignore_patterns=["*/*"],
+            ignore_patterns=ELSEWHERE,
             tqdm_class=_progress_bar(on_progress) if on_progress else None,
         )
     except Exception as error:  # the client raises its own, httpx's and the operating system's kinds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from quire.engine.config import ModelImpl
@@ -9,6 +10,8 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.native_config import has_native, read_native
 from quire.engine.models.pooling import Runner, read_pooling
+
+logger = logging.getLogger("quire.engine")
 
 
 def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto") -> ModelConfig:
@@ -21,10 +24,32 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     pooling = read_pooling(folder, runner)
-    if model_impl == "native" or raw is None or (model_impl == "auto" and has_native(raw)):
+    if model_impl == "native" or raw is None:
         config = read_native(folder)
+    elif model_impl == "auto" and has_native(raw):
+        config = _native_or_general(folder)
     else:
-        from quire.engine.models.general.config import read_general  # transformers takes seconds to import
-
-        config = read_general(folder)
+        config = _general(folder)
     return config if pooling is None else config.with_pooling(pooling)
+
+
+def _native_or_general(folder: Path) -> ModelConfig:
+    """Return what the native decoder makes of a folder, or of what that cannot do transformers' code.
+
+    Raises ValueError that says why it is not native, if neither can.
+    """
+    try:
+        return read_native(folder)
+    except ValueError as why:
+        try:
+            config = _general(folder)
+        except ValueError:
+            raise why from None
+        logger.info("It runs by transformers' code, since no native decoder has this: %s", why)
+        return config
+
+
+def _general(folder: Path) -> ModelConfig:
+    from quire.engine.models.general.config import read_general  # transformers takes seconds to import
+
+    return read_general(folder)

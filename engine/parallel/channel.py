@@ -15,7 +15,8 @@ from quire.engine.parallel.futex import Futex
 SLOTS = 32  # frames, or parts of large ones, that readers may be behind
 SLOT_BYTES = 1 << 18
 LINE = 8  # words of a cache line: what different processes write lies on different ones
-READ, TOLD = range(2)  # a reader's words: parts that it has read, and its word to the writer
+# A reader's words: parts that it has read, frames that it has done with, and its word to the writer.
+READ, DONE, TOLD = range(3)
 CHECK_SECONDS = 0.05  # between two looks at what is there, should a wake have been missed
 
 
@@ -51,6 +52,7 @@ class Writer:
         os.ftruncate(self.fd, num_bytes(readers))
         self._memory = _Memory(self.fd, readers)
         self._lines = self._memory.words[LINE:].reshape(readers, LINE)
+        self.sent = 0  # frames
         self._written = 0
         self._room = SLOTS  # parts that may have been written before readers are looked at again
 
@@ -63,6 +65,7 @@ class Writer:
         for begin in range(0, len(frame), most):
             part = frame[begin : begin + most]
             self._write(part, check, goes_on=begin + most < len(frame))
+        self.sent += 1
 
     def _write(self, part: bytes, check: Callable[[], None], *, goes_on: bool) -> None:
         memory = self._memory
@@ -86,6 +89,10 @@ class Writer:
         """Tell whether a reader has taken all that was sent."""
         return bool(self._lines[reader, READ] == self._written)
 
+    def behind(self, frames: int) -> set[int]:
+        """Return the readers that have not done with the first so many frames, and asked for the next."""
+        return {reader for reader, done in enumerate(self._lines[:, DONE].tolist()) if done < frames}
+
     def told(self) -> list[int]:
         """Return the word that each reader has told last."""
         words: list[int] = self._lines[:, TOLD].tolist()
@@ -104,9 +111,11 @@ class Reader:
         self._line = self._memory.words[LINE * (1 + index) : LINE * (2 + index)]
         self._spin_seconds = spin_seconds
         self._taken = 0
+        self._received = 0  # frames
 
     def receive(self) -> bytearray:
-        """Wait for the next frame, for ever, and return it."""
+        """Wait for the next frame, for ever, and return it; those before it are done with."""
+        self._line[DONE] = self._received
         frame = bytearray()
         goes_on = True
         while goes_on:
@@ -118,6 +127,7 @@ class Reader:
             frame += memory.map[slot + 8 : slot + 8 + abs(length)]
             self._taken += 1
             self._line[READ] = self._taken
+        self._received += 1
         return frame
 
     def tell(self, word: int) -> None:

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import torch
@@ -27,6 +26,7 @@ from quire.engine.parallel.channel import Writer
 from quire.engine.parallel.digest import TokenDigest, is_of_same_step
 from quire.engine.parallel.frames import encode_capture, encode_step
 from quire.engine.parallel.group import RankGroup
+from quire.engine.parallel.pulse import Pulse
 from quire.engine.schedule.plan import Runner, StepPlan, StepResult
 
 LOOK_SECONDS = 0.25  # between two looks at whether the processes are stopped
@@ -56,6 +56,7 @@ class Leader:
         self._closed = False
         self._lock = threading.Lock()
         self.writer = Writer(self.size - 1)
+        self.awaited = 0  # frames, from the first one, that rank 0 cannot go on without
         self._store_fd = os.memfd_create("quire-store")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
@@ -123,14 +124,15 @@ class Leader:
 
     def _watch(self) -> None:
         ranks = {connection: rank for rank, connection in enumerate(self._sockets, 1)}
-        stopped: set[int] = set()
+        pulses = {rank: Pulse(process.pid) for rank, process in enumerate(self._processes, 1)}
         while not self._closed:
             ready, _, _ = select.select(list(ranks), [], [], LOOK_SECONDS)
             lost = next((self._last_words(ranks[connection], connection) for connection in ready), None)
             if lost is None:
-                before, stopped = stopped, {rank for rank in ranks.values() if self._is_stopped(rank)}
-                hanging = sorted(stopped & before)  # not those of a whole that was stopped and goes on
-                lost = f"rank {hanging[0]} hangs: its process was stopped" if hanging else None
+                behind = self.writer.behind(self.awaited)
+                looks = ((rank, pulse.look(owes=rank - 1 in behind)) for rank, pulse in pulses.items())
+                hanging = [f"rank {rank} hangs: {why}" for rank, why in looks if why is not None]
+                lost = hanging[0] if hanging else None
             if lost is not None:
                 self.lose(lost)
                 return
@@ -145,13 +147,6 @@ class Leader:
                 process.wait(EXIT_SECONDS)
             return f"rank {rank} ended unexpectedly (exit code {process.returncode})"
         return msgspec.msgpack.decode(frame, type=FatalFrame).error
-
-    def _is_stopped(self, rank: int) -> bool:
-        try:
-            stat = Path(f"/proc/{self._processes[rank - 1].pid}/stat").read_text()
-        except OSError:
-            return False  # it has ended, as its socket tells
-        return stat.rpartition(")")[2].split()[0] == "T"
 
     def lose(self, reason: str) -> None:
         """End all ranks but this one, which cannot go on either."""
@@ -178,13 +173,16 @@ class LeadingHandle:
     def __init__(self, handle: CudaHandle | ThreadHandle, number: int, runner: LeadingRunner) -> None:
         self._handle = handle
         self._number = number
+        self._frames = runner.leader.writer.sent
         self._runner = runner
 
     def wait(self) -> StepResult:
         """Wait for its results. Raises RankLost if a rank is lost meanwhile."""
         leader = self._runner.leader
         while not self._handle.arrived(WAIT_SECONDS):
+            leader.awaited = self._frames
             leader.check()
+        leader.awaited = 0
         result = self._handle.wait()
         leader.check()
         self._runner.compare(result)

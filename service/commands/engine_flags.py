@@ -9,11 +9,7 @@ from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.models.pooling import Runner
 from quire.service.commands.flags import add_model, flag
 from quire.service.commands.parser import Flag, FlagGroup, Parser
-
-OTHER_PARALLELISM = (
-    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
-    "behind quire route"
-)
+from quire.service.commands.unknown_flags import OTHER_PARALLELISM
 
 
 def add_engine_flags(parser: Parser) -> None:

@@ -10,7 +10,13 @@ _QUANTISED = "quantised weights are not there yet: serve the model in bfloat16 o
 _LORA = (
     "adapters are not there yet: merge one into its model (peft's merge_and_unload), and serve that folder"
 )
+OTHER_PARALLELISM = (
+    "a server divides its model by --tensor-parallel-size only; for more requests run several servers "
+    "behind quire route"
+)
 _PARALLEL = "--tensor-parallel-size divides a model over GPUs, and nothing else does: leave it out"
+_ONE_MACHINE = f"all GPUs of a server are in one machine: {OTHER_PARALLELISM}"
+_EXPERTS = "each rank has as many experts, and sums go through peers' memory or NCCL: leave it out"
 _SPECULATION = "speculative decoding is not there yet: leave it out, the answers are the same"
 _MULTIMODAL = "models of images, sound or video are not there yet"
 _TOOLS = "tools are on for every model whose chat template has them, by the form it has: leave it out"
@@ -19,6 +25,7 @@ _REMOTE_CODE = "no code of a model's folder is ever run: leave it out"
 
 # vLLM's flags that are not Quire's, with what to do about it.
 _OF_VLLM = {
+    "--all2all-backend": _EXPERTS,
     "--allow-credentials": "pages of other sites bring their key themselves: name them with --cors-origin",
     "--allowed-headers": "every header is allowed to the sites that --cors-origin names",
     "--allowed-methods": "every method is allowed to the sites that --cors-origin names",
@@ -29,6 +36,12 @@ _OF_VLLM = {
     "--chat-template-content-format": "contents are given as the template wants them: leave it out",
     "--compilation-config": "there is no torch.compile: --enforce-eager goes without CUDA graphs",
     "--cpu-offload-gb": "weights stay on the GPU; --swap-space moves KV blocks to host memory",
+    "--data-parallel-address": _ONE_MACHINE,
+    "--data-parallel-backend": OTHER_PARALLELISM,
+    "--data-parallel-rank": OTHER_PARALLELISM,
+    "--data-parallel-rpc-port": _ONE_MACHINE,
+    "--data-parallel-size-local": OTHER_PARALLELISM,
+    "--decode-context-parallel-size": OTHER_PARALLELISM,
     "--disable-log-requests": "logs never hold what is asked; --log-level warning leaves out its lines",
     "--disable-log-stats": "--log-level warning leaves them out",
     "--disable-uvicorn-access-log": "--log-level warning leaves out the requests",
@@ -36,6 +49,7 @@ _OF_VLLM = {
     "--download-dir": "set HF_HOME to the folder where models are to be kept",
     "--enable-auto-tool-choice": _TOOLS,
     "--enable-chunked-prefill": _ALWAYS,
+    "--enable-eplb": _EXPERTS,
     "--enable-log-requests": "logs never hold what is asked: leave it out",
     "--enable-lora": _LORA,
     "--enable-prefix-caching": f"{_ALWAYS} (--no-enable-prefix-caching switches it off)",
@@ -49,6 +63,8 @@ _OF_VLLM = {
     "--kv-transfer-config": "replicas share no KV blocks; `quire route` sends requests to where theirs are",
     "--limit-mm-per-prompt": _MULTIMODAL,
     "--lora-modules": _LORA,
+    "--master-addr": _ONE_MACHINE,
+    "--master-port": _ONE_MACHINE,
     "--max-cpu-loras": _LORA,
     "--max-lora-rank": _LORA,
     "--max-loras": _LORA,
@@ -59,10 +75,14 @@ _OF_VLLM = {
     "--max-seq-len-to-capture": "graphs are captured for all lengths: leave it out",
     "--middleware": "put a proxy before the server instead",
     "--mm-processor-kwargs": _MULTIMODAL,
+    "--nnodes": _ONE_MACHINE,
+    "--node-rank": _ONE_MACHINE,
     "--num-scheduler-steps": "steps overlap with the host's work already: leave it out",
     "--num-speculative-tokens": _SPECULATION,
     "--override-generation-config": "give these with each request",
+    "--prefill-context-parallel-size": OTHER_PARALLELISM,
     "--quantization": _QUANTISED,
+    "--ray-workers-use-nsight": _PARALLEL,
     "--response-role": "answers are the assistant's: leave it out",
     "--return-tokens-as-token-ids": "give return_tokens_as_token_ids with each request",
     "--revision": "download that revision (hf download MODEL --revision …), and serve its folder",
@@ -88,8 +108,17 @@ _OF_VLLM = {
     "--trust-remote-code": _REMOTE_CODE,
     "--uvicorn-log-level": "it is called --log-level here",
     "--worker-cls": _PARALLEL,
+    "--worker-extension-cls": _PARALLEL,
 }
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
+# Those that commands take, as long as they are 1, and that are no settings of `LLM`.
+_NO_SETTINGS = ("--pipeline-parallel-size", "--data-parallel-size")
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-q": "--quantization",
+}
 
 
 def explain_unknown(word: str, names: Iterable[str], command: str) -> str:
@@ -108,7 +137,8 @@ def explain_unknown(word: str, names: Iterable[str], command: str) -> str:
 
 def of_vllm(setting: str) -> str | None:
     """Return what to do about a setting of vLLM's that is not Quire's; None: it is not vLLM's either."""
-    return _OF_VLLM.get(f"--{setting.replace('_', '-')}")
+    name = f"--{setting.replace('_', '-')}"
+    return OTHER_PARALLELISM if name in _NO_SETTINGS else _OF_VLLM.get(name)
 
 
 def explain_key(key: str, names: Iterable[str], command: str) -> str:

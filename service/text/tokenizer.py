@@ -8,8 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from quire.engine.models.json_fields import read_json
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
+from quire.service.text.model_templates import template_source
 from quire.service.text.template import ChatTemplate
 from quire.service.text.turn_end import TurnEnd
 
@@ -51,9 +53,9 @@ class Tokenizer:
         folder = Path(folder)
         file = folder / "tokenizer.json"
         backend = Backend.from_file(str(file)) if file.is_file() else _converted(folder)
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
-        source = _template_source(folder, config) if template is None else template
+        config = read_json(folder / "tokenizer_config.json") or {}
+        special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
+        source = template_source(folder, config) if template is None else template
         return cls(backend, ChatTemplate(source, special) if source else None, is_own=template is None)
 
     def to_json(self) -> str:
@@ -133,18 +135,6 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
     return [decoder["type"]]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a JSON object")
-    return content
-
-
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """Template variables such as `bos_token`; a token is a string, or an object with its `content`."""
     tokens = {}
@@ -155,18 +145,6 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    if template is not None and not isinstance(template, str):
-        raise ValueError(f"chat_template in {folder / 'tokenizer_config.json'} must be a string")
-    return template
 
 
 def _converted(folder: Path) -> Backend:

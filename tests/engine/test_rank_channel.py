@@ -63,6 +63,19 @@ def test_what_a_lost_reader_leaves_no_room_for_raises_what_the_look_raises() -> 
     writer.close()
 
 
+def test_a_reader_has_done_with_a_frame_when_it_asks_for_the_next() -> None:
+    """However many parts a frame has."""
+    writer = Writer(2)
+    readers = [Reader(writer.fd, i, 2, 0.0) for i in range(2)]
+    for frame in (b"x" * (SLOT_BYTES + 1), b"second"):
+        writer.send(frame, lambda: None)
+    assert writer.sent == 2 and writer.behind(0) == set()
+    for _ in range(2):
+        readers[1].receive()
+    assert writer.behind(1) == {0} and writer.behind(2) == {0, 1}
+    writer.close()
+
+
 def test_readers_tell_a_word_back() -> None:
     writer = Writer(2)
     Reader(writer.fd, 1, 2, 0.0).tell(41)

@@ -46,10 +46,31 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+HANG = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda number, frame: time.sleep(1000))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (signal.SIGKILL, "rank 1 ended unexpectedly"),
+        (signal.SIGSTOP, "rank 1 hangs: its process was stopped"),
+        (signal.SIGUSR1, "rank 1 hangs: its process sleeps, and the others wait for it"),
+    ],
+)
 def test_a_rank_that_is_lost_ends_every_stream_and_the_process(
-    llama: tuple[Path, LlamaForCausalLM], fault: signal.Signals
+    llama: tuple[Path, LlamaForCausalLM],
+    fault: signal.Signals,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One dies, one is stopped, and one sleeps in the thread that launches its steps."""
+    (tmp_path / "sitecustomize.py").write_text(HANG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
     async def run() -> None:
         engine = AsyncEngine(config(llama[0]))
         await engine.start()
@@ -65,7 +86,7 @@ def test_a_rank_that_is_lost_ends_every_stream_and_the_process(
             while outputs[-1].finish_reason is None:
                 outputs.extend(await asyncio.wait_for(stream.get(), 60))
             assert [output.finish_reason for output in outputs if output.finish_reason] == ["error"]
-            assert "rank 1" in (outputs[-1].error or "")
+            assert said in (outputs[-1].error or "")
         assert engine.state == "dead"
         assert await asyncio.wait_for(engine._process.wait(), 60) == 1
         until(lambda: not is_alive(follower), "no rank is left")

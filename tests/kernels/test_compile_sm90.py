@@ -101,12 +101,14 @@ SPILLS_LIMIT = {
     "few_tokens_norm_wide": 0,
     "few_tokens_gated_wide": 16,
     "few_tokens_add_wide": 0,
+    "few_tokens_exact": 0,
     "qkv_to_cache_fp8": 0,
     "qkv_to_cache_fp12": 0,
     "qkv_to_cache_numbers_fp12": 0,
     "gemv_add": 0,
     "gemv_gate_up": 0,
     "gemv_gelu": 0,
+    "gemv_exact": 0,
     "layer_norm": 0,
     "activation": 0,
     "embed": 0,
@@ -133,6 +135,7 @@ SPILLS_LIMIT = {
     "experts_place": 0,
     "experts_place_alone": 0,
     "experts_route": 0,
+    "experts_route_biased": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
 READS_EARLY = {
@@ -322,12 +325,14 @@ def plain_variants() -> dict[str, Case]:
     linear |= {"GATED": False, "bias": None, "norm": None}
     activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
     del activated["bias"]
+    exact = linear | {"OUTPUTS": 256, "COLUMNS": 7168, "CHUNK": 2048, "ADDED": False}
     normed = dependent | {"HIDDEN": 3072, "BLOCK": 4096, "PARTS": 2}
     alone_gelu = {"WIDTH": 12288, "BLOCK": activation.BLOCK, "KIND": "gelu"}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
+        "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
@@ -376,6 +381,7 @@ def plain_variants() -> dict[str, Case]:
         kind |= {} if name.endswith("slopes") else {"slopes": None}
         kind = {argument: value for argument, value in kind.items() if argument in kernel.arg_names}
         types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
+        types |= {"out": "*fp32"} if name == "gemv_exact" else {}
         types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
@@ -478,14 +484,16 @@ def few_tokens_variants() -> dict[str, Case]:
         "norm_wide": (4096, 2048, False, False, 4),
         "gated_wide": (6144, 2048, True, False, 4),
         "add_wide": (2048, 6144, False, True, 8),
+        "exact": (256, 7168, False, False, 8),
     }
     found = {}
     for name, (outputs, columns, gated, added, warps) in layers.items():
         ahead = few_tokens.chunks_ahead(columns, warps, added=added)
         constants = both | {"OUTPUTS": outputs, "COLUMNS": columns, "GATED": gated, "ADDED": added}
-        constants |= {"AHEAD": ahead} | ({"norm": None} if added else {})
+        constants |= {"AHEAD": ahead} | ({"norm": None} if warps == 8 else {})
+        result = {"out": "*fp32"} if name == "exact" else {}
         found[f"few_tokens_{name}"] = Case(
-            GluonASTSource, kernel, constants, types, pointers, {"num_warps": warps}
+            GluonASTSource, kernel, constants, types | result, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
     output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND}
@@ -569,7 +577,7 @@ def hopper_matmul_variants() -> dict[str, Case]:
 
 
 def experts_variants() -> dict[str, Case]:
-    """Return experts as Qwen3-30B-A3B has them, and as gpt-oss-20b does (biased)."""
+    """Return experts as Qwen3-30B-A3B has them, and as gpt-oss-20b does (biased); and V3's router."""
     from triton.compiler import ASTSource
 
     from quire.kernels.experts import few, grouped, groups, routing
@@ -578,7 +586,7 @@ def experts_variants() -> dict[str, Case]:
     pointers = dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), "*bf16")
     pointers |= dict.fromkeys(("parts_ptr", "weights_ptr", "logits_ptr"), "*bf16")
     pointers |= dict.fromkeys(("pairs_ptr", "counts_ptr", "by_block_ptr"), "*i32") | {"index_ptr": "*i64"}
-    types = pointers | {"alpha": "fp32", "limit": "fp32"}
+    types = pointers | dict.fromkeys(("alpha", "limit", "added", "least", "scale"), "fp32")
     aligned = (*pointers, "x_stride", "expert_stride", "row_stride", "stride")
     silu: dict[str, object] = {"INTERLEAVED": False, "ACTIVATION": "silu", "bias_ptr": None}
     clamped: dict[str, object] = {"INTERLEAVED": True, "ACTIVATION": "clamped"}
@@ -606,7 +614,11 @@ def experts_variants() -> dict[str, Case]:
     few_down = {"TOP": 8, "OUTPUTS": 2048, "COLUMNS": 768, "CHUNK": 1024, "bias_ptr": None}
     sorted_by = {"BLOCK": 128, "EXPERTS": 128}
     placed = sorted_by | {"COUNTED": groups.COUNTED}
-    routed = {"EXPERTS": 128, "PADDED": 128, "TOP": 8, "TOP_PADDED": 8}
+    routed = {"TOP": 8, "TOP_PADDED": 8, "NORMALIZED": True}
+    softmax = routed | {"EXPERTS": 128, "SIZE": 128, "SIZE_PADDED": 128, "GROUPS": 1, "GROUPS_PADDED": 1}
+    softmax |= {"KEPT": 1, "TWO": False, "SIGMOID": False, "BY_LOGITS": True}
+    sigmoid = routed | {"EXPERTS": 256, "SIZE": 32, "SIZE_PADDED": 32, "GROUPS": 8, "GROUPS_PADDED": 8}
+    sigmoid |= {"KEPT": 4, "TWO": True, "SIGMOID": True, "BY_LOGITS": False}
     found |= {
         "few_up": (few._up_kernel, silu | few_up, {"num_warps": 8}),
         "few_up_biased": (few._up_kernel, clamped | few_up, {"num_warps": 8}),
@@ -615,14 +627,16 @@ def experts_variants() -> dict[str, Case]:
         "count": (groups._count_kernel, sorted_by, {"num_warps": 4}),
         "place": (groups._place_kernel, placed | {"ALONE": False}, {"num_warps": 4}),
         "place_alone": (groups._place_kernel, placed | {"ALONE": True}, {"num_warps": 4}),
-        "route": (routing._route_kernel, routed | {"ALL_FIRST": True, "NORMALIZED": True}, {"num_warps": 1}),
+        "route": (routing._route_kernel, softmax | {"bias_ptr": None}, {"num_warps": 1}),
+        "route_biased": (routing._route_kernel, sigmoid, {"num_warps": 1}),
     }
+    wide = types | dict.fromkeys(("logits_ptr", "bias_ptr", "weights_ptr"), "*fp32")
     return {
         f"experts_{name}": Case(
             ASTSource,
             kernel,
             {key: value for key, value in constants.items() if key in kernel.arg_names} | {"DEPENDENT": True},
-            types,
+            wide if name == "route_biased" else types,
             aligned,
             options,
         )

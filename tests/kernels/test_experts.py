@@ -1,4 +1,4 @@
-"""Experts: a token's are chosen, sorted and multiplied as plain torch does it, whatever the batch."""
+"""Experts: a token's are sorted and multiplied as plain torch does it, whatever the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from quire.kernels.experts.experts import experts, experts_reference
 from quire.kernels.experts.few import few_experts
 from quire.kernels.experts.grouped import EXACT, TILES, Tile, Tiles, grouped_experts, tiles_of
 from quire.kernels.experts.groups import group
-from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.experts.weights import Experts
 from quire.kernels.gpu import KNOWN
 
@@ -124,29 +123,6 @@ def test_pairs_are_sorted_by_experts_and_keep_their_order(tokens, count, device)
     found, flat = group(index, count), index.flatten()
     assert torch.equal(found.pairs, flat.argsort(stable=True).int())
     assert torch.equal(found.counts, flat.bincount(minlength=count).int())
-
-
-@pytest.mark.parametrize("all_first", [True, False])
-@pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize(("count", "top"), [(5, 1), (60, 4), (128, 8)])
-def test_the_largest_are_chosen(count, top, all_first, normalized, device, dtype):
-    logits = torch.stack([torch.randperm(count).to(device) / 7 for _ in range(6)]).to(dtype)
-    options = {"all_first": all_first, "normalized": normalized}
-    weights, index = route(logits, top, torch.float32, **options)
-    expected, chosen = route_reference(logits, top, torch.float32, **options)
-    assert torch.equal(index, chosen)
-    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-5)
-    exact = logits.double().softmax(-1).gather(1, chosen)
-    if normalized or not all_first:
-        exact = exact / exact.sum(-1, keepdim=True)
-    torch.testing.assert_close(weights.double(), exact, atol=1e-6, rtol=1e-5)
-
-
-def test_an_expert_that_is_not_there_is_never_chosen(device):
-    logits = torch.full((2, 5), math.nan, device=device)
-    logits[1] = -math.inf
-    _, index = route(logits, 3, torch.float32, all_first=True, normalized=True)
-    assert (index >= 0).all() and (index < 5).all()
 
 
 def test_tiles_follow_how_many_rows_an_expert_has():

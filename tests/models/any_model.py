@@ -102,6 +102,8 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
             small[name] = SIZES[name]
     if "qk_rope_head_dim" in fields:  # latent attention: each head has keys of its own
         small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in fields else {})
+    if "conv_L_cache" in fields:  # LFM2, whose default leaves its convolutions out
+        small["layer_types"] = ["conv", "full_attention"] * (LAYERS // 2)
     if "default_language" in fields:
         small["default_language"] = config.languages[0]
     if "kv_n_heads" in (fields.get("attn_config") or {}):

@@ -21,7 +21,6 @@ from quire.engine.models.general.modules import (
     LinearModule,
     ModuleMLP,
     NormModule,
-    RouterModule,
     UngatedModule,
     UnreadRotation,
 )
@@ -311,34 +310,3 @@ def test_gelu_stands_in_a_layer_beside_kernels_of_silu(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"silu"', '"gelu_pytorch_tanh"'))
     decoder = load_saved(tmp_path).fusion.decoder
     assert decoder is not None and isinstance(decoder.layers[0].mlp, FusedMLP)
-
-
-class Router(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(12, 32)), nn.Parameter(torch.randn(12))
-        self.top_k, self.kind = 3, kind
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        logits = nn.functional.linear(x, self.weight, self.bias)
-        if self.kind == "of those chosen":
-            chosen, index = logits.topk(3, dim=-1)
-            return chosen.softmax(-1), index
-        scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1)
-        weights, index = scores.topk(3, dim=-1)
-        return logits, weights, index
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["of those chosen", "of all"])
-def test_routers_give_what_they_gave(kind: str) -> None:
-    router, x = Router(kind), torch.randn(5, 32)
-    found = matching.router_of(router)
-    assert found is not None
-    for ours, theirs in zip(RouterModule(found, torch_backend())(x), router(x), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@torch.no_grad()
-def test_other_routers_are_left_alone() -> None:
-    assert matching.router_of(Router("sigmoid")) is None

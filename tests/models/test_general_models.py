@@ -66,6 +66,14 @@ def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, 
         read_model(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_a_window_that_the_code_knows_nothing_of_is_none(kind: str, tmp_path: Path) -> None:
+    """A configuration may name one, of the model that it was made from."""
+    verdict = compare(kind, tmp_path, sliding_window=7)
+    assert verdict.outcome == "equal", verdict.detail
+    assert set(read_model(tmp_path, "transformers").windows) == {0}
+
+
 @pytest.mark.parametrize("heads", [4, 6])  # no power of two: some heads take slopes of twice as many
 def test_falcon_with_slopes_in_place_of_rotary_positions(heads: int, tmp_path: Path) -> None:
     """Added once, as transformers does but in its eager attention, where mask and scores both have them."""
@@ -224,6 +232,36 @@ def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
     save_tiny("phi", tmp_path)
     with pytest.raises(ValueError, match="architecture 'PhiForCausalLM' is not supported"):
         read_model(tmp_path, "native")
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("qwen3", {"rope_parameters": YARN}, "rope_type is 'yarn'"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
+    ],
+)
+def test_what_a_native_decoder_cannot_do_runs_by_transformers_code(
+    kind: str, change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    assert compare(kind, tmp_path, **change).outcome == "equal"
+    assert read_model(tmp_path).implementation == "transformers"
+    with pytest.raises(ValueError, match=named):
+        read_model(tmp_path, "native")
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+def test_quantised_weights_are_refused_by_their_method(kind: str, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "awq"}})
+    )
+    with pytest.raises(ValueError, match=r"quantization_config.*awq"):
+        read_model(tmp_path)
 
 
 def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:

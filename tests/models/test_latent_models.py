@@ -43,10 +43,17 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"q_lora_rank": None}, {"rope_interleave": False}, {"rope_parameters": YARN}]
+    "changes",
+    [
+        {"q_lora_rank": None},
+        {"rope_interleave": False},
+        {"rope_parameters": YARN},
+        {"num_local_experts": 16, "n_group": 4, "topk_group": 2},
+    ],
 )
 def test_other_deepseeks(changes: dict[str, Any], tmp_path: Path) -> None:
-    """Queries of one product, halves that are rotated, and scores scaled by the length of contexts."""
+    """Queries of one product, halves that are rotated, scores scaled by the length of contexts, and experts
+    of groups that are chosen first."""
     verdict = compare("deepseek_v3", tmp_path, **changes)
     assert verdict.outcome == "equal", verdict.detail
 

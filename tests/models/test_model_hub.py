@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from quire.engine.models.hub import FILES, resolve_model
+from quire.engine.models.hub import ELSEWHERE, FILES, resolve_model
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -59,8 +59,20 @@ def test_a_failed_download_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -
         resolve_model("owner/name")
 
 
-def test_only_weights_configs_and_tokenizers_are_asked_for() -> None:
-    wanted = ["model.safetensors", "model-00001-of-00002.safetensors", "config.json", "chat_template.jinja"]
-    unwanted = ["pytorch_model.bin", "consolidated.safetensors", "model.py", "tf_model.h5"]
-    assert all(any(fnmatch(name, pattern) for pattern in FILES) for name in wanted)
-    assert not any(fnmatch(name, pattern) for name in unwanted for pattern in FILES)
+WANTED = (
+    "model.safetensors", "model-00001-of-00002.safetensors", "config.json", "chat_template.jinja",
+    "tokenizer.model", "additional_chat_templates/tool_use.jinja",
+)  # fmt: skip
+UNWANTED = (
+    "pytorch_model.bin", "consolidated.safetensors", "model.py", "tf_model.h5", "onnx/config.json",
+    "original/tokenizer.model", "adapter/additional_chat_templates/tool_use.jinja", "model/model.safetensors",
+)  # fmt: skip
+
+
+def test_only_weights_configs_tokenizers_and_templates_are_asked_for() -> None:
+    def asked_for(name: str) -> bool:
+        return any(fnmatch(name, each) for each in FILES) and not any(
+            fnmatch(name, each) for each in ELSEWHERE
+        )
+
+    assert [*filter(asked_for, WANTED + UNWANTED)] == [*WANTED]

@@ -87,6 +87,11 @@ def test_vllms_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_setting_of_vllms_is_explained() -> None:
     with pytest.raises(TypeError, match="LLM has no setting 'enable_lora': adapters are not there yet"):
         LLM(enable_lora=True)
+    for other in ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size"):
+        with pytest.raises(
+            TypeError, match=f"'{other}': a server divides its model by --tensor-parallel-size only"
+        ):
+            LLM(**{other: 2})
 
 
 def test_a_conversation_is_answered_as_over_http(llm: LLM) -> None:

@@ -1,11 +1,9 @@
-"""POST /v1/chat/completions, chat templates and tokenizer folders."""
+"""POST /v1/chat/completions and chat templates."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers
 from tests.service.asgi import post
-from tests.service.conftest import CHAT_TEMPLATE, Service
+from tests.service.conftest import Service
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/chat/completions"
@@ -191,28 +189,3 @@ def test_template_in_a_sandbox(source: str) -> None:
 def test_template_that_does_not_compile() -> None:
     with pytest.raises(ValueError, match="does not compile"):
         ChatTemplate("{% if %}", {})
-
-
-@pytest.mark.parametrize("where", ["jinja", "config", "named"])
-def test_tokenizer_folder(tmp_path: Path, where: str) -> None:
-    tiny_tokenizers.with_bos().save(str(tmp_path / "tokenizer.json"))
-    config: dict[str, Any] = {"eos_token": {"content": "<|end|>"}}
-    template = CHAT_TEMPLATE + "{{ eos_token }}"
-    if where == "jinja":
-        (tmp_path / "chat_template.jinja").write_text(template)
-    else:
-        named = [{"name": "tool", "template": "x"}, {"name": "default", "template": template}]
-        config["chat_template"] = template if where == "config" else named
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.chat_template is not None
-    text = tokenizer.chat_template.render(HELLO, add_generation_prompt=True)
-    assert text == "<|user|>hello<|assistant|><|end|>"
-    (end,) = tokenizer.encode("<|end|>", add_special_tokens=False)
-    assert tokenizer.encode("hello", add_special_tokens=True)[0] == end
-    assert tokenizer.encode("hello", add_special_tokens=False)[0] != end
-
-
-def test_tokenizer_folder_without_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        Tokenizer.from_folder(tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
@@ -17,7 +19,11 @@ from quire.engine.models.general.own_attention import chosen_tokens, why_undivid
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
-CHUNKED = "chunked_attention"  # among a configuration's `layer_types`
+WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"  # among a configuration's `layer_types`
+_MASKS = {  # by which functions of transformers' a model's code masks what such layers do not see
+    WINDOWED: {"create_sliding_window_causal_mask", "create_masks_for_generate"},
+    CHUNKED: {"create_chunked_causal_mask", "create_masks_for_generate"},
+}
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 _TRAINED = 2048  # positions of BLOOM, which no field of its configuration tells
 _UNEQUAL = {"moshi": "its logits differ from transformers' own"}  # as tests.models.models_page finds
@@ -33,9 +39,12 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
+    if given := getattr(whole, "quantization_config", None):
+        method = given.get("quant_method") if isinstance(given, dict) else given
+        raise _refused(where, kind, f"its weights are quantised (quantization_config: {method})")
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
-    calls, indexed, offset, chosen, undivided, has_experts = _run_dry(whole, kind, where)
+    calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
@@ -73,7 +82,7 @@ def read_general(folder: Path) -> ModelConfig:
         tie_word_embeddings=bool(config.tie_word_embeddings),
         eos_token_ids=eos or fields.token_ids("eos_token_id"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        windows=tuple(_window(config, positions, layer, call, where, kind) for layer, call in calls),
+        windows=tuple(_window(config, masked, positions, layer, call, where, kind) for layer, call in calls),
         rope=None,
         qkv_bias=False,
         output_bias=False,
@@ -91,7 +100,7 @@ class _Run(NamedTuple):
     """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
     calls: with the number of the layer that each is of. indexed: as `Recorder` has it. chosen_tokens,
-    undivided, has_experts: as `ModelConfig` has them.
+    undivided, has_experts: as `ModelConfig` has them. masked: kinds of layers that the code has masks for.
     """
 
     calls: list[tuple[int, Call]]
@@ -100,6 +109,7 @@ class _Run(NamedTuple):
     chosen_tokens: int
     undivided: str
     has_experts: bool
+    masked: frozenset[str]
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
@@ -119,7 +129,15 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     if not undivided and not has_plan(model):
         undivided = "it has no plan of how to divide a model of this type"
     chosen, has_experts = chosen_tokens(model), has_whole_experts(model)
-    return _Run(calls, recorder.indexed, positions.offset, chosen, undivided, has_experts)
+    masked = _masked(model)
+    return _Run(calls, recorder.indexed, positions.offset, chosen, undivided, has_experts, masked)
+
+
+def _masked(model: nn.Module) -> frozenset[str]:
+    """Return the kinds of layers that see less than all, as far as the modelling code can mask the rest."""
+    files = {sys.modules[type(part).__module__] for part in model.modules()}
+    names = {name for file in files for name in vars(file)}
+    return frozenset(kind for kind, masks in _MASKS.items() if masks & names)
 
 
 def _of_layers(
@@ -142,19 +160,24 @@ def _of_layers(
     raise _refused(where, kind, reason)
 
 
-def _window(config: Any, positions: int, layer: int, call: Call, where: str, kind: str) -> int:
-    """Return how many newest keys a layer sees, 0 for all; windows may be in the mask only."""
+def _window(
+    config: Any, masked: frozenset[str], positions: int, layer: int, call: Call, where: str, kind: str
+) -> int:
+    """Return how many newest keys a layer sees, 0 for all; windows may be in the mask only.
+
+    A configuration may name a window that the code knows nothing of, as Llama's does not.
+    """
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        window = call.window or getattr(config, "sliding_window", None) or 0
-    elif kinds[layer] in ("full_attention", "indexed_attention"):
+    of_layer = WINDOWED if kinds is None else kinds[layer]
+    if of_layer in ("full_attention", "indexed_attention"):
         window = 0
-    elif kinds[layer] == "sliding_attention":
-        window = config.sliding_window or 0
-    elif kinds[layer] == CHUNKED:
-        window = config.attention_chunk_size or 0
+    elif of_layer in _MASKS:
+        name = "sliding_window" if of_layer == WINDOWED else "attention_chunk_size"
+        window = call.window
+        if of_layer in masked:
+            window = (kinds is None and window) or getattr(config, name, None) or 0
     else:
-        raise _refused(where, kind, f"layer {layer} is of the kind {kinds[layer]!r}")
+        raise _refused(where, kind, f"layer {layer} is of the kind {of_layer!r}")
     if call.window not in (0, window):
         raise _refused(where, kind, f"layer {layer} sees {call.window} tokens, and {window} by config.json")
     return 0 if window >= positions else window

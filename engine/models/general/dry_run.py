@@ -13,6 +13,7 @@ from quire.engine.models.general.host_reads import NothingFound
 from quire.engine.models.general.latent import give_latents
 from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.general.rotary import settle
 from quire.engine.models.general.unsupported import UnsupportedAttention
 
 TOKENS = 3  # of the run
@@ -25,6 +26,7 @@ def build(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> Any:
     with torch.inference_mode(), torch.device("meta"):
         model = auto.from_config(config, attn_implementation=NAME, experts_implementation="batched_mm")
     adapt(model)
+    settle(model, TOKENS)
     give_latents(model)
     return model
 

@@ -32,6 +32,7 @@ from quire.engine.models.general.norms import layer_norm_of, norm_of
 from quire.engine.models.general.observed import Noise, Seen, observe
 from quire.engine.models.general.plain import PlainDecoder
 from quire.engine.models.general.proof import alike, linear_of
+from quire.engine.models.general.routers import router_of
 from quire.engine.models.general.whole import FusedDecoder, whole_of
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
@@ -87,11 +88,12 @@ def fuse(
         whole = whole_of(causal, seen, attending, config, backend, ranks)
         if whole is not None:
             mlps = [layer.mlp.module for layer in whole.layers if isinstance(layer.mlp, ModuleMLP)]
-            return Fusion(whole, _replace((part for mlp in mlps for part in mlp.modules()), backend))
+            parts = (part for mlp in mlps for part in mlp.modules())
+            return Fusion(whole, _replace(parts, backend, seen.out.dtype))
         attention = _replace_attention(seen, attending, backend)
         known = {part for module in attention for part in module.modules()}
         others = (module for module in decoder.modules() if module not in known)
-        fusion = Fusion(None, attention + _replace(others, backend))
+        fusion = Fusion(None, attention + _replace(others, backend, seen.out.dtype))
         give(decoder, noise)
         roundings = _ROUNDINGS * len(seen.layers) ** 0.5
         if fusion.modules and not _gives(once, seen.out, roundings):
@@ -169,10 +171,10 @@ def _leave_rotations_out(seen: Seen, gives: Callable[[], bool]) -> list[nn.Modul
     return []
 
 
-def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
+def _replace(modules: Iterable[nn.Module], backend: Backend, dtype: torch.dtype) -> list[nn.Module]:
     """Give norms, MLPs and routers, and products outside of these, a `forward` of kernels; return them.
 
-    A module comes before its parts.
+    A module comes before its parts. dtype: of hidden states.
     """
     replaced: dict[nn.Module, Callable[..., object]] = {}
     parts: set[nn.Module] = set()
@@ -180,7 +182,7 @@ def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
         # What ranks do together there is no part of it.
         if module in parts or "forward" in vars(module):
             continue
-        if (forward := _replacement(module, backend)) is not None:
+        if (forward := _replacement(module, backend, dtype)) is not None:
             replaced[module] = forward
             parts.update(module.modules())
     for module, forward in replaced.items():
@@ -188,7 +190,7 @@ def _replace(modules: Iterable[nn.Module], backend: Backend) -> list[nn.Module]:
     return [*replaced]
 
 
-def _replacement(module: nn.Module, backend: Backend) -> Callable[..., object] | None:
+def _replacement(module: nn.Module, backend: Backend, dtype: torch.dtype) -> Callable[..., object] | None:
     if (norm := norm_of(module)) is not None:
         return NormModule(norm, backend)
     if (layer_norm := layer_norm_of(module)) is not None:
@@ -197,7 +199,7 @@ def _replacement(module: nn.Module, backend: Backend) -> Callable[..., object] |
         return GatedModule(gated, backend)
     if (ungated := ungated_of(module)) is not None:
         return UngatedModule(ungated, backend)
-    if (router := matching.router_of(module)) is not None:
+    if (router := router_of(module, dtype)) is not None:
         return RouterModule(router, backend)
     layer = linear_of(module)
     return None if layer is None else LinearModule(layer, backend)

@@ -1,4 +1,4 @@
-"""Attention and routers of a model that are what kernels here compute: found by name and shape, and proved.
+"""Attention of a model that is what kernels here compute: found by name and shape, and proved.
 
 Each function runs a module, or takes what it was seen to do, and compares; it returns None for what differs.
 """
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.norms import norm_of
 from quire.engine.models.general.observed import Passage, SeenLayer
-from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, linears, merged, noise
+from quire.engine.models.general.proof import alike, linears, merged
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.write_kv import rotate
-from quire.kernels.experts.routing import route_reference
 from quire.kernels.linear.linear import Linear
 from quire.kernels.pointwise.norm import rms_norm_reference
 
@@ -84,58 +83,6 @@ def attention_of(
         theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))
         if agree(all(map(alike, ours, theirs))):
             return Attending(product, layer, out)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Router:
-    """Which of a token's experts count, and how much: softmax of logits, of the `top` ones if normalized.
-
-    gives: "logits", "weights" and "index", in the order of what the module returns.
-    """
-
-    product: Linear
-    top: int
-    normalized: bool
-    dtype: torch.dtype  # of weights
-    gives: tuple[str, ...]
-
-
-def router_of(module: nn.Module) -> Router | None:
-    """Return the router of experts that a module is."""
-    weight, bias, top = (getattr(module, name, None) for name in ("weight", "bias", "top_k"))
-    state = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-    if not isinstance(top, int) or not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None
-    if weight.dtype not in TOLERANCE or not state <= {"weight", "bias"} or not 0 < top <= len(weight):
-        return None
-    product = Linear(weight.data, None if bias is None else bias.data)
-    x = 4 * noise(ROWS, weight.shape[1], weight) / weight.float().norm(dim=1).mean()  # logits well apart
-    x = x.to(weight.dtype)
-    try:
-        theirs = module(x)
-    except Exception:  # modelling code may want anything
-        return None
-    logits = product(x)
-    for normalized in (True, False):
-        weights, index = route_reference(logits, top, torch.float32, all_first=True, normalized=normalized)
-        gives = [_part_of_router(each, logits, weights, index) for each in theirs]
-        if isinstance(theirs, tuple) and {"weights", "index"} <= {*gives} <= {"logits", "weights", "index"}:
-            dtype = theirs[gives.index("weights")].dtype
-            return Router(product, top, normalized, dtype, tuple(map(str, gives)))
-    return None
-
-
-def _part_of_router(theirs: Any, logits: Tensor, weights: Tensor, index: Tensor) -> str | None:
-    if not isinstance(theirs, Tensor):
-        return None
-    if theirs.dtype == torch.int64:
-        return "index" if torch.equal(theirs, index) else None
-    if theirs.dtype not in TOLERANCE:
-        return None
-    for name, ours in (("weights", weights), ("logits", logits)):
-        if alike(ours.to(theirs.dtype), theirs):
-            return name
     return None
 
 

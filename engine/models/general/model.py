@@ -27,6 +27,7 @@ from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
@@ -165,6 +166,7 @@ def load_general(
         draw_vectors(causal, dummy_seed, device, {})
     causal.eval().requires_grad_(False)
     adapt(causal)
+    settle(causal, max_model_len)
     if ranks is None:
         give_latents(causal)
     if device.type == "cuda":

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.engine.models.general.matching import Attending, Router
+from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import Gated, Ungated
 from quire.engine.models.general.norms import Norm
+from quire.engine.models.general.routers import Router
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear, Matrix
@@ -111,13 +112,14 @@ class RouterModule:
     """x [..., H] -> what the router gives in its order: logits [T, E], weights and index [T, top]."""
 
     def __init__(self, router: Router, backend: Backend) -> None:
-        self._router, self._route = router, backend.route
+        self._router, self._route, self._exact_linear = router, backend.route, backend.exact_linear
 
-    def __call__(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
-        router = self._router
-        logits = router.product(hidden_states.reshape(-1, hidden_states.shape[-1]))
+    def __call__(self, hidden_states: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+        """bias: of the choice, where the module around keeps it."""
+        router, x = self._router, hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = self._exact_linear(x, router.product) if router.exact else router.product(x)
         weights, index = self._route(
-            logits, router.top, router.dtype, all_first=True, normalized=router.normalized
+            logits, router.routing, router.bias if bias is None else bias, router.dtype
         )
         parts = {"logits": logits, "weights": weights, "index": index}
         return tuple(parts[name] for name in router.gives)

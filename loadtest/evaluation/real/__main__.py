@@ -2,7 +2,7 @@
 
 Runs them on the GPU (or slowly on a CPU) with dummy weights of OPT-13B's configuration, or with MODEL, and
 writes each result as soon as it is there. Each call ends after so many seconds, and the next one goes on
-where it stopped: all of it takes about 25 minutes on an H100, and what is worth most comes first.
+where it stopped: all of it takes about 100 minutes on an H100, and what is worth most comes first.
 `make evaluation` makes figures of the results.
 """
 

@@ -1,0 +1,58 @@
+"""The chat template that a model's folder has: in files of its own, or in its tokenizer's configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quire.engine.models.json_fields import read_json
+
+FILE = "chat_template.jinja"
+OTHERS = "additional_chat_templates"  # a folder of those that have other names
+OF_PROCESSOR = "chat_template.json"  # of older models that take images, too
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+
+
+def template_source(folder: Path, config: dict[str, Any]) -> str | None:
+    """Return the source of the folder's template; None if it has none. Raises ValueError that names the file.
+
+    config: what tokenizer_config.json says. Of several templates it is the one named default, and the one
+    named tool_use where a request has tools, as transformers chooses.
+    """
+    named = _of_files(folder) or _named(config.get("chat_template"), folder / "tokenizer_config.json")
+    if not named:
+        file = folder / OF_PROCESSOR
+        named = _named((read_json(file) or {}).get("chat_template"), file)
+    default, with_tools = named.get(DEFAULT), named.get(WITH_TOOLS)
+    if default is None or with_tools is None:
+        return default
+    return f"{{%+ if tools +%}}{_end(with_tools)}{{%+ else +%}}{_end(default)}{{%+ endif +%}}"
+
+
+def _of_files(folder: Path) -> dict[str, str]:
+    files = {file.stem: file for file in (folder / OTHERS).glob("*.jinja")}
+    if (folder / FILE).is_file():
+        files[DEFAULT] = folder / FILE
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+def _named(given: Any, file: Path) -> dict[str, str]:
+    """Return templates by name, of one without a name or a list of those that have one."""
+    if given is None:
+        return {}
+    if isinstance(given, list):
+        pairs = [(each.get("name"), each.get("template")) for each in given if isinstance(each, dict)]
+    else:
+        pairs = [(DEFAULT, given)]
+    named = {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
+    if len(named) < len(pairs) or (isinstance(given, list) and len(pairs) < len(given)):
+        raise ValueError(
+            f"chat_template in {file} must be a string, or a list of objects with name and template"
+        )
+    return named
+
+
+def _end(source: str) -> str:
+    """Return a template without its last line's end, which none has in what it makes."""
+    return re.sub(r"\r?\n\Z", "", source)

@@ -1,0 +1,129 @@
+"""What a folder's tokenizer and chat template are, in all the files that models have them in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tiktoken
+from transformers import AutoTokenizer
+
+from quire.service.text.detokenizer import _ALPHABET
+from quire.service.text.tokenizer import Tokenizer
+from quire.service.text.tools.formats import format_of
+from tests.service import tiny_tokenizers
+from tests.service.conftest import CHAT_TEMPLATE
+from tests.service.tool_templates import HERMES
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+TEXTS = ("hello there", "the cat\n 12", "Bär 你好 🙂")
+
+
+def saved(folder: Path, config: dict[str, Any]) -> None:
+    tiny_tokenizers.with_bos().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("where", ["jinja", "config", "named", "processor"])
+def test_a_template_and_the_tokens_that_it_names(tmp_path: Path, where: str) -> None:
+    config: dict[str, Any] = {"eos_token": {"content": "<|end|>"}}
+    template = CHAT_TEMPLATE + "{{ eos_token }}"
+    if where == "jinja":
+        (tmp_path / "chat_template.jinja").write_text(template)
+    elif where == "processor":
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    else:
+        named = [{"name": "rag", "template": "x"}, {"name": "default", "template": template}]
+        config["chat_template"] = template if where == "config" else named
+    saved(tmp_path, config)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.chat_template is not None
+    text = tokenizer.chat_template.render(HELLO, add_generation_prompt=True)
+    assert text == "<|user|>hello<|assistant|><|end|>"
+    (end,) = tokenizer.encode("<|end|>", add_special_tokens=False)
+    assert tokenizer.encode("hello", add_special_tokens=True)[0] == end
+    assert tokenizer.encode("hello", add_special_tokens=False)[0] != end
+
+
+@pytest.mark.parametrize("where", ["files", "config"])
+def test_a_request_with_tools_has_the_template_for_tools(tmp_path: Path, where: str) -> None:
+    """As transformers chooses among templates with names."""
+    config: dict[str, Any] = {}
+    if where == "config":
+        named = {"default": CHAT_TEMPLATE + "\n", "tool_use": HERMES}
+        config["chat_template"] = [{"name": name, "template": each} for name, each in named.items()]
+    else:
+        config["chat_template"] = "{{ 'files are chosen before it' }}"
+        (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text(HERMES)
+    saved(tmp_path, config)
+    template, reference = (
+        Tokenizer.from_folder(tmp_path).chat_template,
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
+    assert template is not None and template.tool_format is format_of(HERMES)
+    for tools in (None, TOOLS):
+        text = template.render(HELLO, add_generation_prompt=True, tools=tools)
+        assert text == reference.apply_chat_template(
+            HELLO, tools=tools, add_generation_prompt=True, tokenize=False
+        )
+        assert ("look_up" in text) == (tools is not None)
+
+
+def test_a_template_that_is_none_is_refused_by_its_file(tmp_path: Path) -> None:
+    saved(tmp_path, {"chat_template": [{"name": "default"}]})
+    with pytest.raises(ValueError, match=r"chat_template in .*tokenizer_config\.json must be a string, or a"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_folder_of_sentencepiece_alone(tmp_path: Path, kind: str) -> None:
+    text = "\n".join(tiny_tokenizers.TEXTS)
+    (tmp_path / "text").write_text(text)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "tokenizer"), model_type=kind,
+        vocab_size=310, byte_fallback=True, hard_vocab_limit=False, minloglevel=2,
+        normalization_rule_name="identity",
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    name = "LlamaTokenizer" if kind == "bpe" else "PreTrainedTokenizerFast"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    tokenizer, reference = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        tokens = tokenizer.encode(text, add_special_tokens=True)
+        assert tokens == reference(text)["input_ids"]
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model"])
+def test_a_folder_of_tiktoken_ranks(tmp_path: Path, name: str) -> None:
+    """As Llama 3's first ones: a line for each token in base64, and the special ones in the configuration."""
+    pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    pieces = sorted(
+        tiny_tokenizers.byte_level().get_vocab(with_added_tokens=False).items(), key=lambda each: each[1]
+    )
+    ranks = {bytes(_ALPHABET[each] for each in piece): rank for piece, rank in pieces}
+    lines = [f"{base64.b64encode(piece).decode()} {rank}" for piece, rank in ranks.items()]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    begin = {"content": "<|begin|>", "special": True}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {len(ranks): begin}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    reference = tiktoken.Encoding("r", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    for text in TEXTS:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert tokens == reference.encode(text)
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == text
+    assert tokenizer.encode("<|begin|>", add_special_tokens=False) == [len(ranks)]
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
