@@ -1,6 +1,8 @@
 """Time what rank 0 does to tell a step to other ranks: `python -m quire.loadtest.rank_messages [--size 8]`.
 
-A step of 256 decodes and one of 2,048 prompt tokens; readers are processes that decode each frame. No GPU.
+A step of 256 decodes and one of 2,048 prompt tokens; readers are processes that decode each frame. They look
+for it all along, as ranks with GPUs do while a step is computed, or sleep, as they do when there was none for
+a while. Rank 0 is busy before, as with its device, or with the plan. No GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from quire.loadtest.command import command_parser
 
 STEPS = 500
 PAUSE_SECONDS = 0.002  # between steps
+SPIN_SECONDS = 5e-4  # for which readers that look do so when nothing is computed
 
 
 def plans() -> dict[str, StepPlan]:
@@ -55,26 +58,25 @@ def plans() -> dict[str, StepPlan]:
     return {"256 decodes": decodes, "2,048 prompt tokens": prefill}
 
 
-def read(fd: int, index: int, readers: int, spin_seconds: float, frames: int) -> None:
+def read(fd: int, index: int, readers: int, frames: int, *, look: bool) -> None:
     """Take so many frames, as a rank does."""
-    reader = Reader(fd, index, readers, spin_seconds)
+    reader = Reader(fd, index, readers, SPIN_SECONDS if look else 0.0)
     for _ in range(frames):
-        decode(reader.receive())
+        decode(reader.receive(lambda: look))
 
 
-def main() -> None:
-    parser = command_parser(__doc__)
-    parser.add_argument("--size", type=int, default=8, help="ranks, of which this is one")
-    parser.add_argument("--spin", type=float, default=5e-4, help="seconds that readers look without sleeping")
-    arguments = parser.parse_args()
-    readers, steps = arguments.size - 1, plans()
-    writer = Writer(readers)
+def be_busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def measure(readers: int, *, look: bool) -> None:
+    """Print how long each step took to be sent, and to be with the last reader."""
+    steps, writer = plans(), Writer(readers)
     forked = multiprocessing.get_context("fork")
     processes = [
-        forked.Process(
-            target=read,
-            args=(writer.fd, i, readers, arguments.spin, STEPS * len(steps)),
-        )
+        forked.Process(target=read, args=(writer.fd, i, readers, STEPS * len(steps)), kwargs={"look": look})
         for i in range(readers)
     ]
     for process in processes:
@@ -82,19 +84,29 @@ def main() -> None:
     for name, plan in steps.items():
         sent, taken = [], []
         for _ in range(STEPS):
+            be_busy(PAUSE_SECONDS)
             begin = time.perf_counter()
             writer.send(encode_step(plan, 0), lambda: None)
             sent.append(time.perf_counter() - begin)
             while not all(writer.has_taken(i) for i in range(readers)):
                 pass
             taken.append(time.perf_counter() - begin)
-            time.sleep(PAUSE_SECONDS)
         print(
-            f"{name}: {statistics.median(sent) * 1e6:.0f} µs until sent to {readers} other ranks, "
+            f"{name}, {readers} other ranks that {'look' if look else 'sleep'}: "
+            f"{statistics.median(sent) * 1e6:.0f} µs until it is sent, "
             f"{statistics.median(taken) * 1e6:.0f} µs until the last one has it"
         )
     for process in processes:
         process.join()
+    writer.close()
+
+
+def main() -> None:
+    parser = command_parser(__doc__)
+    parser.add_argument("--size", type=int, default=8, help="ranks, of which this is one")
+    arguments = parser.parse_args()
+    for look in (True, False):
+        measure(arguments.size - 1, look=look)
 
 
 if __name__ == "__main__":

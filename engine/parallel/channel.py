@@ -17,6 +17,8 @@ SLOT_BYTES = 1 << 18
 LINE = 8  # words of a cache line: what different processes write lies on different ones
 # A reader's words: parts that it has read, frames that it has done with, and its word to the writer.
 READ, DONE, TOLD = range(3)
+WOKEN = 2  # readers that each one wakes that was asleep; the writer wakes one
+LOOKS = 64  # in sequence, some 5 µs, before a reader asks whether it should sleep
 CHECK_SECONDS = 0.05  # between two looks at what is there, should a wake have been missed
 
 
@@ -77,7 +79,7 @@ class Writer:
         memory.map[slot : slot + 8] = length.to_bytes(8, "little", signed=True)
         self._written += 1
         memory.words[0] = self._written
-        memory.written.wake()  # to ask who sleeps takes as long as to wake nobody
+        memory.written.wake(1)  # who wakes others; to ask who sleeps takes as long as to wake nobody
 
     def _wait_for_room(self, check: Callable[[], None]) -> None:
         while self._written >= (room := int(self._lines[:, READ].min()) + SLOTS):
@@ -106,20 +108,23 @@ class Reader:
     """One of the ends that frames come out at."""
 
     def __init__(self, fd: int, index: int, readers: int, spin_seconds: float) -> None:
-        """spin_seconds: for which it looks again and again before it sleeps; a wake takes tens of µs."""
+        """spin_seconds: for which it looks before it sleeps, 0: it never looks. A wake takes tens of µs."""
         self._memory = _Memory(fd, readers)
         self._line = self._memory.words[LINE * (1 + index) : LINE * (2 + index)]
         self._spin_seconds = spin_seconds
         self._taken = 0
         self._received = 0  # frames
 
-    def receive(self) -> bytearray:
-        """Wait for the next frame, for ever, and return it; those before it are done with."""
+    def receive(self, is_near: Callable[[], bool] = lambda: False) -> bytearray:
+        """Wait for the next frame, for ever, and return it; those before it are done with.
+
+        is_near: whether one can be expected soon; a reader that looks before it sleeps does so meanwhile.
+        """
         self._line[DONE] = self._received
         frame = bytearray()
         goes_on = True
         while goes_on:
-            self._wait()
+            self._wait(is_near)
             memory = self._memory
             slot = memory.slot(self._taken)
             length = int.from_bytes(memory.map[slot : slot + 8], "little", signed=True)
@@ -134,13 +139,24 @@ class Reader:
         """Leave a word for the writer to find, instead of the one before."""
         self._line[TOLD] = word
 
-    def _wait(self) -> None:
+    def _wait(self, is_near: Callable[[], bool]) -> None:
         words, taken = self._memory.words, self._taken
-        if words[0] > taken:
+        if words[0] > taken or (self._spin_seconds and self._sees(is_near)):
             return
-        end = time.perf_counter() + self._spin_seconds
-        while time.perf_counter() < end:
-            if words[0] > taken:
-                return
         while words[0] <= taken:
             self._memory.written.wait(taken)
+        self._memory.written.wake(WOKEN)
+
+    def _sees(self, is_near: Callable[[], bool]) -> bool:
+        """Look for the next part; return whether it came."""
+        words, taken = self._memory.words, self._taken
+        end = time.perf_counter() + self._spin_seconds
+        while True:
+            for _ in range(LOOKS):
+                if words[0] > taken:
+                    return True
+            now = time.perf_counter()
+            if is_near():
+                end = now + self._spin_seconds
+            elif now > end:
+                return False

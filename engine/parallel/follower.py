@@ -33,7 +33,7 @@ from quire.engine.rank import build_rank
 
 logger = logging.getLogger("quire.engine")
 
-SPIN_SECONDS = 5e-4  # of a rank with a GPU, whose host should have a core to spare
+SPIN_SECONDS = 5e-4  # after a step, of a rank with a GPU
 
 
 def follow(connection: socket.socket) -> int:
@@ -48,7 +48,7 @@ def follow(connection: socket.socket) -> int:
     peers = not start.config.disable_custom_all_reduce
     try:
         device = choose_device(start.config, rank)
-        spin = SPIN_SECONDS if device.type == "cuda" else 0.0
+        spin = SPIN_SECONDS if device.type == "cuda" and has_cores_for(size) else 0.0
         frames = Reader(start.channel, rank - 1, size - 1, spin)
         group = RankGroup(rank, size, device, dist.FileStore(start.store, size), with_peers=peers)
         runner = build_rank(start.config, device, group).runner
@@ -62,13 +62,18 @@ def follow(connection: socket.socket) -> int:
     return 1
 
 
+def has_cores_for(ranks: int) -> bool:
+    """Return whether each rank, and the process of the API, may keep a core of this machine busy."""
+    return len(os.sched_getaffinity(0)) > ranks
+
+
 def _serve(frames: Reader, runner: ModelRunner) -> None:
     """Launch each step as it is told, and wait for those before the last one."""
     in_flight: deque[CudaHandle | ThreadHandle] = deque()
     moving: deque[tuple[int, CudaHandle | ThreadHandle]] = deque()
     launched, digest = 0, TokenDigest()
     while True:
-        message = decode(frames.receive())
+        message = decode(frames.receive(lambda: any(not handle.arrived(0.0) for handle in in_flight)))
         if isinstance(message, Capture):
             runner.capture(missed=message.missed)
             continue

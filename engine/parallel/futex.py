@@ -1,4 +1,4 @@
-"""Linux' futex: processes sleep until a word of memory that they share changes, and one call wakes all."""
+"""Linux' futex: processes sleep while a word of memory that they share is the same, and others wake them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import platform
 
 _CALL = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _WAIT, _WAKE = 0, 1  # <linux/futex.h>; of memory that several processes share
-_ALL = (1 << 31) - 1
 _syscall = ctypes.CDLL(None).syscall  # lets the interpreter go meanwhile
 _syscall.restype = ctypes.c_long
 
@@ -27,7 +26,7 @@ class Futex:
         self._timespec = timespec  # the call reads it
         self._word = ctypes.c_void_p(address)
         self._call, self._wait, self._wake = ctypes.c_long(_CALL), ctypes.c_long(_WAIT), ctypes.c_long(_WAKE)
-        self._all, self._none = ctypes.c_long(_ALL), ctypes.c_void_p(None)
+        self._none = ctypes.c_void_p(None)
         self._timeout = ctypes.byref(timespec)
 
     def wait(self, value: int) -> None:
@@ -35,6 +34,7 @@ class Futex:
         expected = ctypes.c_long(value & 0xFFFFFFFF)
         _syscall(self._call, self._word, self._wait, expected, self._timeout, self._none, ctypes.c_long(0))
 
-    def wake(self) -> None:
-        """Wake all who wait."""
-        _syscall(self._call, self._word, self._wake, self._all, self._none, self._none, ctypes.c_long(0))
+    def wake(self, count: int) -> None:
+        """Wake so many of those who wait, who came first. It takes a few µs for each, and one for nobody."""
+        number = ctypes.c_long(count)
+        _syscall(self._call, self._word, self._wake, number, self._none, self._none, ctypes.c_long(0))

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from quire.engine.parallel import channel
 from quire.engine.parallel.channel import SLOT_BYTES, SLOTS, Reader, Writer
+from quire.engine.parallel.futex import Futex
 
 FRAMES = [bytes([i % 251]) * (1 + i * 7919 % 3000) for i in range(3 * SLOTS)]
 
@@ -39,13 +41,33 @@ def test_every_reader_gets_every_frame(spin_seconds: float) -> None:
     writer.close()
 
 
-def test_a_reader_that_sleeps_is_woken() -> None:
-    writer = Writer(2)
-    with ThreadPoolExecutor(2) as threads:
-        found = [threads.submit(taken, writer.fd, i, 2, 0.0, 0.0, 1) for i in range(2)]
-        time.sleep(0.02)
-        writer.send(b"now", lambda: None)
-        assert [each.result() for each in found] == [[b"now"]] * 2
+def test_readers_that_sleep_are_woken_by_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer wakes one; none would wake by itself for a long time."""
+    monkeypatch.setattr(channel, "CHECK_SECONDS", 1000.0)
+    writer, frames = Writer(7), [b"first", b"second", b"third"]
+    with ThreadPoolExecutor(7) as threads:
+        found = [threads.submit(taken, writer.fd, i, 7, 0.0, 0.0, len(frames)) for i in range(7)]
+        for frame in frames:
+            time.sleep(0.02)
+            writer.send(frame, lambda: None)
+        assert [each.result(60) for each in found] == [frames] * 7
+    writer.close()
+
+
+def test_a_reader_does_not_sleep_while_a_frame_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for longer than for as long as it would by itself."""
+    writer, looks = Writer(1), 0
+    reader = Reader(writer.fd, 0, 1, 1e-9)
+    monkeypatch.setattr(Futex, "wait", lambda *_: pytest.fail("it has slept"))
+
+    def is_near() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 50:
+            writer.send(b"here", lambda: None)
+        return True
+
+    assert reader.receive(is_near) == b"here" and looks >= 50
     writer.close()
 
 

@@ -16,6 +16,7 @@ from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.parallel.digest import EVERY
+from quire.engine.parallel.follower import has_cores_for
 from quire.engine.parallel.leader import LeadingRunner, RankLost
 from quire.engine.startup import start_engine
 from tests.waiting import until
@@ -148,3 +149,8 @@ def test_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [choice.choose_device(asked, rank) for rank in range(2)] == [
         torch.device("cuda", rank) for rank in range(2)
     ]
+
+
+def test_ranks_look_for_steps_where_each_has_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert has_cores_for(7) and not has_cores_for(8)
