@@ -71,7 +71,7 @@ class EngineCore:
             return
         self.scheduler.state.capacity.check(request)
         if self.grammars is None:
-            raise ValueError("grammar: the model has no tokenizer.json to follow one by, or no eos token")
+            raise ValueError("grammar: the model has no tokenizer to follow one by, or no eos token")
         known = self.grammars.find(grammar)
         if known is not None:
             self.scheduler.add(request, known)

@@ -36,8 +36,9 @@ class Moves(msgspec.Struct):
 
     def leave(self, row: int, first: int, end: int) -> None:
         """Drop the entries first..end-1 of the table of `row`."""
-        for logical in range(first, end if self.entries else first):
-            self.entries.pop((row, logical), None)
+        if self.entries:
+            for logical in range(first, end):
+                self.entries.pop((row, logical), None)
 
     def undo_copy(self, row: int, pool: BlockPool) -> None:
         """Make no copy for the table of `row`."""
@@ -51,6 +52,8 @@ class Moves(msgspec.Struct):
         Those that are computing, and that no table names any more, are forgotten.
         """
         pool.release(*reversed(blocks))
+        if not cache.computing:
+            return
         for block in cache.computing.intersection(blocks):
             if not pool.count(block):
                 cache.forget(block)

@@ -8,7 +8,10 @@ from quire.engine.memory.prefix_cache import PrefixCache
 
 
 class WindowGroup:
-    """Layers that keep the last `window` tokens. Its tables are those of `number` times `stride` + a row."""
+    """Layers that keep the last `window` tokens.
+
+    first_table: where the device has the table of row 0; those of the others follow.
+    """
 
     def __init__(
         self, number: int, window: int, block_size: int, stride: int, num_blocks: int, ring: MoveRing
@@ -17,11 +20,11 @@ class WindowGroup:
         self.mark = KINDS * number  # of its moves
         self.cache = PrefixCache(num_blocks, ring, self.mark)
         self._block_size = block_size
-        self._first_table = number * stride
+        self.first_table = number * stride
 
     def table_row(self, row: int) -> int:
         """Return where the device has the table of `row`."""
-        return self._first_table + row
+        return self.first_table + row
 
     def first_block(self, position: int) -> int:
         """Return the first logical block that tokens from `position` on read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from quire.engine.hashing import Prefix
 from quire.engine.memory.move_kinds import ALLOCATE, COPY, FORK, HIT, RELEASE
@@ -55,11 +55,13 @@ class WindowGroups:
     def caches(self) -> list[PrefixCache]:
         return [group.cache for group in self._groups]
 
-    def _tables(self, sequence: TokenSequence) -> Iterator[tuple[WindowGroup, int, WindowTable]]:
-        """Yield each group, where the device has its table of `sequence`, and that, if it has blocks."""
-        tables = sequence.window_tables
-        for group, table in zip(self._groups, tables, strict=bool(tables)):
-            yield group, group.table_row(sequence.row), table
+    def _tables(self, sequence: TokenSequence) -> list[tuple[WindowGroup, int, WindowTable]]:
+        """Return each group, where the device has its table of `sequence`, and that, if it has blocks."""
+        row, tables = sequence.row, sequence.window_tables
+        return [
+            (group, group.first_table + row, table)
+            for group, table in zip(self._groups, tables, strict=bool(tables))
+        ]
 
     def _begin(self, sequence: TokenSequence) -> None:
         if not sequence.window_tables:
@@ -76,9 +78,9 @@ class WindowGroups:
         self._begin(sequence)
         count = len(blocks) // len(self._groups)
         for at, (group, row, table) in enumerate(self._tables(sequence)):
-            own = blocks[at * count : (at + 1) * count]
-            self._ring.note(ALLOCATE + group.mark, sequence, table.end, own)
-            moves.enter(row, table.end, own)
+            own, end = blocks[at * count : (at + 1) * count], table.end
+            self._ring.note(ALLOCATE + group.mark, sequence, end, own)
+            moves.enter(row, end, own)
             table.blocks += own
 
     def fork(self, parent: TokenSequence, child: TokenSequence, end: int, moves: Moves) -> None:
@@ -187,14 +189,15 @@ class WindowGroups:
         """
         total = 0
         for group, row, table in self._tables(sequence):
-            count = min(group.first_block(position) - table.first, len(table.blocks))
+            first = table.first
+            count = min(group.first_block(position) - first, len(table.blocks))
             if count <= 0:
                 continue
             behind = table.blocks[:count]
             del table.blocks[:count]
-            moves.leave(row, table.first, table.first + count)
-            self._ring.note(RELEASE + group.mark, sequence, table.first, behind)
-            table.first += count
+            moves.leave(row, first, first + count)
+            self._ring.note(RELEASE + group.mark, sequence, first, behind)
+            table.first = first + count
             moves.release(behind, self._pool, group.cache)
             total += count
         if total:
@@ -288,9 +291,10 @@ class WindowGroups:
     ) -> int:
         """Make the logical blocks begin..end-1 findable for good; as `BlockManager.publish`."""
         for group, row, table in self._tables(sequence):
-            for logical in range(max(begin, table.first), end):
-                block = table.block(logical)
-                found = group.cache.publish(prefixes[logical], block)
+            publish, first = group.cache.publish, table.first
+            for logical in range(max(begin, first), end):
+                block = table.blocks[logical - first]
+                found = publish(prefixes[logical], block)
                 if found == block:
                     self._pool.keep(block)
                 elif found is not None and self._pool.count(block) == 1:
@@ -298,6 +302,6 @@ class WindowGroups:
                     self._pool.release(block)
                     self._ring.note_one(RELEASE + group.mark, sequence, logical, block)
                     self._ring.note_one(FORK + group.mark, sequence, logical, found)
-                    table.blocks[logical - table.first] = found
+                    table.blocks[logical - first] = found
                     moves.entries[row, logical] = found
         return max(begin, end)

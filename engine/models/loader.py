@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
+from quire.engine.models.weight_files import open_weights, weight_files
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Share
 from quire.kernels.backend import Backend
@@ -35,8 +34,6 @@ _MODELS: dict[str, type[Decoder | OPT | GPT2]] = {
     "GPT2LMHeadModel": GPT2,
 }
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-_SINGLE_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 def build_model(
@@ -111,7 +108,7 @@ def load_model(
 def _load(
     folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
-    files = [_open(path) for path in _weight_files(folder)]
+    files = [open_weights(path) for path in weight_files(folder)]
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
     for file in files:
@@ -148,39 +145,6 @@ def _equal(file: Any, name: str, share: Share | None, parameter: Tensor) -> bool
     other = torch.empty_like(parameter)
     _copy(file, name, share, other)
     return torch.equal(other, parameter)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files; an index may name only files beside it."""
-    if (folder / _SINGLE_FILE).is_file():
-        return [folder / _SINGLE_FILE]
-    index = folder / _INDEX
-    if not index.is_file():
-        found = sorted(
-            path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
-        )
-        hint = f" (it has {', '.join(found[:3])})" if found else ""
-        raise ValueError(
-            f"{folder} has neither {_SINGLE_FILE} nor {_INDEX}{hint}. Other formats are never opened; "
-            f"convert with transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
-        )
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is not an index of safetensors files: {error!r}") from error
-    for name in names:
-        if not isinstance(name, str) or re.fullmatch(r"[^/\\]+\.safetensors", name) is None:
-            raise ValueError(f"{index} names {name!r}; it may only name .safetensors files beside it")
-        if not (folder / name).is_file():
-            raise ValueError(f"{index} names {name}, which is not in {folder}; download the model again")
-    return [folder / name for name in sorted(names)]
-
-
-def _open(path: Path) -> Any:  # safetensors has no types
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}; download it again") from error
 
 
 def _full_name(name: str, model: Decoder | OPT | GPT2, weights: Weights) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from quire.engine.config import ModelImpl
@@ -10,6 +11,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.native_config import has_native, read_native
 from quire.engine.models.pooling import Runner, read_pooling
+from quire.engine.models.tokenizer_json import eos_of_tokenizer
 
 logger = logging.getLogger("quire.engine")
 
@@ -17,7 +19,8 @@ logger = logging.getLogger("quire.engine")
 def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runner = "auto") -> ModelConfig:
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
 
-    runner: whether it is to generate text or to pool; auto: as the folder says.
+    runner: whether it is to generate text or to pool; auto: as the folder says. A model whose configuration
+    names no token that ends a text has its tokenizer's.
 
     Raises ValueError that names what cannot run and why.
     """
@@ -30,6 +33,8 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
         config = _native_or_general(folder)
     else:
         config = _general(folder)
+    if not config.eos_token_ids:
+        config = replace(config, eos_token_ids=eos_of_tokenizer(folder))
     return config if pooling is None else config.with_pooling(pooling)
 
 

@@ -18,6 +18,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from quire.engine.arrays import Int32
+from quire.engine.models.tokenizer_json import has_tokenizer, tokenizer_json
 
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -157,11 +158,10 @@ def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, .
 
 
 def grammars_of(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars | None:
-    """Return the grammars of the model in `folder`; None without tokenizer.json or eos token."""
-    file = folder / "tokenizer.json"
-    if not file.is_file() or not eos_token_ids:
+    """Return the grammars of the model in `folder`; None without a tokenizer or eos token."""
+    if not eos_token_ids or not has_tokenizer(folder):
         return None
-    return Grammars(lambda: load_vocabulary(file.read_text(encoding="utf-8"), vocab_size, eos_token_ids))
+    return Grammars(lambda: load_vocabulary(tokenizer_json(folder), vocab_size, eos_token_ids))
 
 
 def _words(error: str) -> str:

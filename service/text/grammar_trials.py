@@ -39,7 +39,7 @@ class GrammarTrials:
         if not info.has_grammars:
             raise bad_value(
                 field,
-                f"{field} is not supported with this model: its folder has no tokenizer.json, or it has no "
+                f"{field} is not supported with this model: its folder has no tokenizer, or names no "
                 "eos token",
             )
         digest = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from quire.engine.models.json_fields import read_json
+from quire.engine.models.tokenizer_json import FILE, tokenizer_json
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
 from quire.service.text.model_templates import template_source
@@ -51,8 +52,8 @@ class Tokenizer:
         template: the source of a chat template to use instead of the model's.
         """
         folder = Path(folder)
-        file = folder / "tokenizer.json"
-        backend = Backend.from_file(str(file)) if file.is_file() else _converted(folder)
+        file = folder / FILE
+        backend = Backend.from_file(str(file)) if file.is_file() else Backend.from_str(tokenizer_json(folder))
         config = read_json(folder / "tokenizer_config.json") or {}
         special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
         source = template_source(folder, config) if template is None else template
@@ -145,19 +146,3 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-def _converted(folder: Path) -> Backend:
-    """Older formats (vocab.json, tokenizer.model ...) go through transformers, which is slow to import."""
-    try:
-        from transformers import AutoTokenizer
-
-        backend = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
-    except Exception as error:
-        raise ValueError(
-            f"{folder} has no tokenizer.json, and transformers could not make one: {error}. "
-            "Save the model with its fast tokenizer (tokenizer.save_pretrained)."
-        ) from None
-    if not isinstance(backend, Backend):
-        raise ValueError(f"{folder} has no tokenizer.json, and its tokenizer has no fast form")
-    return backend

@@ -22,6 +22,7 @@ from quire.engine.models.general.modules import (
     ModuleMLP,
     NormModule,
     UngatedModule,
+    UnreadRotation,
 )
 from quire.engine.models.general.observed import Passage
 from quire.engine.models.loader import load_model
@@ -74,6 +75,32 @@ def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
     assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
     fusion.undo()
     assert not fusion.modules
+
+
+def rotations(model: GeneralModel) -> list[nn.Module]:
+    return [module for module in model.fusion.modules if isinstance(module.forward, UnreadRotation)]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("olmo", 1), ("phi", 0)])
+def test_angles_that_tables_have_are_not_computed_too(kind: str, count: int, tmp_path: Path) -> None:
+    """Phi rotates a part of a head, which its own code does."""
+    assert len(rotations(load(kind, tmp_path))) == count
+
+
+def test_angles_that_somebody_reads_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer that looks at them beside its attention."""
+    from transformers.models.olmo.modeling_olmo import OlmoDecoderLayer
+
+    save_tiny("olmo", tmp_path)
+    forward = OlmoDecoderLayer.forward
+
+    def more(self: Any, hidden: Tensor, position_embeddings: Any = None, **named: Any) -> Tensor:
+        out = forward(self, hidden, position_embeddings=position_embeddings, **named)
+        return out + 0 * position_embeddings[0].sum()
+
+    monkeypatch.setattr(OlmoDecoderLayer, "forward", more)
+    model = load_saved(tmp_path)
+    assert model.fusion.modules and not rotations(model)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Llama4Config,
@@ -19,7 +18,6 @@ from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32In
 
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.models.config import read_max_positions
 from quire.engine.models.general import indexer, paged_attention
 from quire.engine.models.general import model as general_model
 from quire.engine.models.general.experts import experts_of
@@ -27,7 +25,6 @@ from quire.engine.models.general.host_reads import host_reads
 from quire.engine.models.general.index_parts import Kind, give_kinds
 from quire.engine.models.general.own_attention import adapt, is_indexer
 from quire.engine.models.loader import load_model
-from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.attention import chosen
@@ -220,73 +217,6 @@ def test_no_more_positions_than_the_model_has(tmp_path: Path) -> None:
     assert read_model(tmp_path).max_position_embeddings == 127
     with pytest.raises(ValueError, match=r"--max-model-len \(128\) is more than .* \(127\)"):
         start_engine(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=128))
-
-
-def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
-    save_tiny("llama", tmp_path)
-    assert read_model(tmp_path) == read_native(tmp_path)
-    general = read_model(tmp_path, "transformers")
-    assert (
-        general.implementation == "transformers" and general.cache_specs == read_model(tmp_path).cache_specs
-    )
-    save_tiny("phi", tmp_path)
-    with pytest.raises(ValueError, match="architecture 'PhiForCausalLM' is not supported"):
-        read_model(tmp_path, "native")
-
-
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "named"),
-    [
-        ("qwen3", {"rope_parameters": YARN}, "rope_type is 'yarn'"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
-    ],
-)
-def test_what_a_native_decoder_cannot_do_runs_by_transformers_code(
-    kind: str, change: dict[str, Any], named: str, tmp_path: Path
-) -> None:
-    assert compare(kind, tmp_path, **change).outcome == "equal"
-    assert read_model(tmp_path).implementation == "transformers"
-    with pytest.raises(ValueError, match=named):
-        read_model(tmp_path, "native")
-
-
-@pytest.mark.parametrize("kind", ["llama", "olmo2"])
-def test_quantised_weights_are_refused_by_their_method(kind: str, tmp_path: Path) -> None:
-    save_tiny(kind, tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "awq"}})
-    )
-    with pytest.raises(ValueError, match=r"quantization_config.*awq"):
-        read_model(tmp_path)
-
-
-def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    for given in ({"max_position_embeddings": 77}, {"n_positions": 77}, {"text_config": {"n_ctx": 77}}):
-        path.write_text(json.dumps(given))
-        assert read_max_positions(tmp_path) == 77
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="max_position_embeddings must be there"):
-        read_max_positions(tmp_path)
-
-
-@pytest.mark.parametrize("changed", ["missing", "unknown"])
-def test_weights_that_do_not_fit_are_refused_by_name(changed: str, tmp_path: Path) -> None:
-    save_tiny("phi", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.0.self_attn.dense.weight"
-    if changed == "unknown":
-        weights["other"] = weights[name].clone()
-    else:
-        del weights[name]
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    expected = "other is no weight" if changed == "unknown" else f"{name} is missing"
-    with pytest.raises(ValueError, match=expected):
-        start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sentencepiece
 import tiktoken
 from transformers import AutoTokenizer
 
+from quire.engine.sequences.grammar import grammars_of
 from quire.service.text.detokenizer import _ALPHABET
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.text.tools.formats import format_of
@@ -99,6 +100,11 @@ def test_a_folder_of_sentencepiece_alone(tmp_path: Path, kind: str) -> None:
         tokens = tokenizer.encode(text, add_special_tokens=True)
         assert tokens == reference(text)["input_ids"]
         assert tokenizer.decode(tokens, skip_special_tokens=True) == text
+    grammars = grammars_of(tmp_path, len(reference), (reference.eos_token_id,))
+    assert grammars is not None and grammars_of(tmp_path / "nothing", 9, (0,)) is None
+    told = grammars.compile(json.dumps({"grammars": [{"lark_grammar": 'start: "cat"'}]}))
+    allowed = [token for token in range(len(reference)) if told.mask[token // 32] >> token % 32 & 1]
+    assert {tokenizer.token_text(token)[:1] for token in allowed} == {"c"}
 
 
 @pytest.mark.parametrize("name", ["tiktoken.model", "tokenizer.model"])

@@ -36,6 +36,12 @@ def read_general(folder: Path) -> ModelConfig:
     try:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
+        raw = read_json(folder / "config.json") or {}
+        if "auto_map" in raw:
+            raise ValueError(
+                f"{where}: transformers has no model of type {raw.get('model_type')!r}, and the code that "
+                "auto_map names is not run: no code of a model's folder is"
+            ) from error
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type

@@ -26,6 +26,7 @@ from quire.engine.models.general.modules import (
     NormModule,
     RouterModule,
     UngatedModule,
+    UnreadRotation,
 )
 from quire.engine.models.general.norms import layer_norm_of, norm_of
 from quire.engine.models.general.observed import Noise, Seen, observe
@@ -97,6 +98,8 @@ def fuse(
         roundings = _ROUNDINGS * len(seen.layers) ** 0.5
         if fusion.modules and not _gives(once, seen.out, roundings):
             fusion.undo()
+        elif len(attention) == len(seen.layers):
+            fusion.modules += _leave_rotations_out(seen, lambda: _gives(once, seen.out, roundings))
         return fusion
 
 
@@ -151,6 +154,21 @@ def _replace_attention(seen: Seen, attending: list[Attending | None], backend: B
             passage.module.forward = AttentionModule(passage.module, found, backend)
             replaced.append(passage.module)
     return replaced
+
+
+def _leave_rotations_out(seen: Seen, gives: Callable[[], bool]) -> list[nn.Module]:
+    """Have rotations compute no angles if nothing reads these any more: they give NaN; return them.
+
+    gives: runs the decoder, and tells whether it gives what it did.
+    """
+    rotations = [*dict.fromkeys(rotation.module for rotation in seen.rotations)]
+    for rotation in seen.rotations:
+        rotation.module.forward = UnreadRotation(rotation.result)
+    if not rotations or gives():
+        return rotations
+    for module in rotations:
+        del module.forward
+    return []
 
 
 def _replace(modules: Iterable[nn.Module], backend: Backend, dtype: torch.dtype) -> list[nn.Module]:

@@ -29,6 +29,7 @@ from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
+from quire.engine.models.weight_files import open_weights, weight_files
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -144,12 +145,16 @@ def load_general(
     splits: frozenset[int] = frozenset()
     described = AutoConfig.from_pretrained(folder, local_files_only=True)
     register_classes(described.model_type)
+    if dummy_seed is None:
+        for path in weight_files(folder):
+            open_weights(path)
     if ranks is not None:
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
         loaded: Any = auto.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are told
         )  # fmt: skip
         causal, told = loaded
         _check(folder, told, config)
@@ -203,8 +208,9 @@ def _load_shares(
     }
     if dummy_seed is None:
         causal, told = reading_shares(cls, prepare).from_pretrained(  # type: ignore[attr-defined]
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **given
-        )
+            folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **given,
+        )  # fmt: skip
         _check(folder, told, config)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
@@ -240,7 +246,10 @@ def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
         told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
     problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
-    problems += [f"{entry[0]} has another shape" for entry in sorted(told.mismatched_keys)]
+    problems += [
+        f"{name} has shape {[*found]}, but config.json asks for {[*wanted]}"
+        for name, found, wanted in sorted(told.mismatched_keys)
+    ]
     if problems:
         rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.engine.models.general.matching import Attending
@@ -92,6 +93,19 @@ class AttentionModule:
         qkv = self._linear(hidden_states[0], attending.qkv)
         attended = module.quire.attend(module.layer_idx, qkv, attending.layer)  # type: ignore[operator, union-attr]
         return self._linear(attended, attending.output)[None], None
+
+
+class UnreadRotation:
+    """Gives as many tensors as a rotation did, of NaN: a table has the angles that attention takes."""
+
+    def __init__(self, result: Any) -> None:
+        """`result`: what the rotation gave, [1, T, …] each."""
+        several = isinstance(result, tuple)
+        parts = [part[:, :1].mul(torch.nan) for part in (result if several else (result,))]
+        self._result = tuple(parts) if several else parts[0]
+
+    def __call__(self, *others: Any, **given: Any) -> Any:
+        return self._result
 
 
 class RouterModule:

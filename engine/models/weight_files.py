@@ -1,0 +1,60 @@
+"""The safetensors files that a model's folder has its weights in."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
+logger = logging.getLogger("quire.engine")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the folder's safetensors files; an index may name only files beside it.
+
+    Raises ValueError that says what is missing.
+    """
+    if (folder / _ADAPTER).is_file():
+        logger.warning("%s: the adapter that it describes is not applied", folder / _ADAPTER)
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    index = folder / _INDEX
+    if not index.is_file():
+        found = sorted(
+            path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
+        )
+        hint = f" (it has {', '.join(found[:3])})" if found else ""
+        if (folder / _ADAPTER).is_file():
+            raise ValueError(
+                f"{folder} has no weights of a model{hint}: {_ADAPTER} is of an adapter. Merge it into the "
+                f"model that it is for: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
+            )
+        raise ValueError(
+            f"{folder} has neither {_SINGLE_FILE} nor {_INDEX}{hint}. Other formats are never opened; "
+            f"convert with transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+        )
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is not an index of safetensors files: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or re.fullmatch(r"[^/\\]+\.safetensors", name) is None:
+            raise ValueError(f"{index} names {name!r}; it may only name .safetensors files beside it")
+        if not (folder / name).is_file():
+            raise ValueError(f"{index} names {name}, which is not in {folder}; download the model again")
+    return [folder / name for name in sorted(names)]
+
+
+def open_weights(path: Path) -> Any:  # safetensors has no types
+    """Return an open file, its header read. Raises ValueError if it is not whole."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}; download it again") from error

@@ -1,0 +1,125 @@
+"""By whose code a folder's model runs, and folders that are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.engine.config import EngineConfig
+from quire.engine.models.config import read_max_positions
+from quire.engine.models.native_config import read_native
+from quire.engine.models.reading import read_model
+from quire.engine.startup import start_engine
+from tests.models.any_model import compare, save_tiny
+from tests.service import tiny_tokenizers
+
+
+def test_native_decoders_are_taken_where_there_are_any(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    assert read_model(tmp_path) == read_native(tmp_path)
+    general = read_model(tmp_path, "transformers")
+    assert (
+        general.implementation == "transformers" and general.cache_specs == read_model(tmp_path).cache_specs
+    )
+    save_tiny("phi", tmp_path)
+    with pytest.raises(ValueError, match="architecture 'PhiForCausalLM' is not supported"):
+        read_model(tmp_path, "native")
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("qwen3", {"rope_parameters": YARN}, "rope_type is 'yarn'"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = true"),
+    ],
+)
+def test_what_a_native_decoder_cannot_do_runs_by_transformers_code(
+    kind: str, change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    assert compare(kind, tmp_path, **change).outcome == "equal"
+    assert read_model(tmp_path).implementation == "transformers"
+    with pytest.raises(ValueError, match=named):
+        read_model(tmp_path, "native")
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+def test_quantised_weights_are_refused_by_their_method(kind: str, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "awq"}})
+    )
+    with pytest.raises(ValueError, match=r"quantization_config.*awq"):
+        read_model(tmp_path)
+
+
+def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for given in ({"max_position_embeddings": 77}, {"n_positions": 77}, {"text_config": {"n_ctx": 77}}):
+        path.write_text(json.dumps(given))
+        assert read_max_positions(tmp_path) == 77
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="max_position_embeddings must be there"):
+        read_max_positions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ("missing", r"dense\.weight is missing"),
+        ("unknown", "other is no weight"),
+        ("shape", r"dense\.weight has shape \[3\], but config\.json asks for \[64, 64\]"),
+        ("cut", r"model\.safetensors is not a complete safetensors file"),
+        ("pickled", r"has neither model\.safetensors .*it has pytorch_model\.bin"),
+        ("adapter", "has no weights of a model: adapter_config.json is of an adapter"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(changed: str, expected: str, tmp_path: Path) -> None:
+    save_tiny("phi", tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.0.self_attn.dense.weight"
+    if changed == "missing":
+        del weights[name]
+    elif changed == "unknown":
+        weights["other"] = weights[name].clone()
+    elif changed == "shape":
+        weights[name] = torch.zeros(3)
+    save_file(weights, file, {"format": "pt"})
+    if changed == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    elif changed == "pickled":
+        file.rename(tmp_path / "pytorch_model.bin")
+    elif changed == "adapter":
+        file.unlink()
+        (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=expected):
+        start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+def test_code_that_is_in_the_folder_is_not_run(tmp_path: Path) -> None:
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match="no model of type 'mine', and the code that auto_map names is not run"
+    ):
+        read_model(tmp_path)
+
+
+def test_a_tokenizer_names_what_ends_a_text_where_the_configuration_does_not(tmp_path: Path) -> None:
+    save_tiny("mpt", tmp_path)
+    assert read_model(tmp_path).eos_token_ids == ()
+    tokenizer = tiny_tokenizers.byte_level()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    assert read_model(tmp_path).eos_token_ids == (tokenizer.token_to_id("<|end|>"),)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert read_model(tmp_path).eos_token_ids == (7, 9)
