@@ -50,17 +50,6 @@ def test_what_a_native_decoder_cannot_do_runs_by_transformers_code(
         read_model(tmp_path, "native")
 
 
-@pytest.mark.parametrize("kind", ["llama", "olmo2"])
-def test_quantised_weights_are_refused_by_their_method(kind: str, tmp_path: Path) -> None:
-    save_tiny(kind, tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "awq"}})
-    )
-    with pytest.raises(ValueError, match=r"quantization_config.*awq"):
-        read_model(tmp_path)
-
-
 def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for given in ({"max_position_embeddings": 77}, {"n_positions": 77}, {"text_config": {"n_ctx": 77}}):

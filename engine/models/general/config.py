@@ -16,6 +16,7 @@ from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
+from quire.engine.models.general.quantised import is_expanded, method_of
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -45,12 +46,14 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
-    if given := getattr(whole, "quantization_config", None):
-        method = given.get("quant_method") if isinstance(given, dict) else given
-        raise _refused(where, kind, f"its weights are quantised (quantization_config: {method})")
+    quantised = method_of(whole)
+    if quantised and not is_expanded(quantised):
+        raise _refused(where, kind, f"its weights are quantised (quantization_config: {quantised})")
     if kind in _UNEQUAL:
         raise _refused(where, kind, _UNEQUAL[kind])
     calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
+    if quantised:
+        undivided = "of quantised weights no shares are read"
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))

@@ -27,6 +27,7 @@ from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
+from quire.engine.models.general.quantised import expanding
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.weight_files import open_weights, weight_files
@@ -155,6 +156,7 @@ def load_general(
             folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
             local_files_only=True, use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that they are told
+            **expanding(described),
         )  # fmt: skip
         causal, told = loaded
         _check(folder, told, config)
