@@ -91,9 +91,9 @@ def build_rank(
     )
     limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
     native = model_config.implementation == "native"
-    if device.type == "cuda" and native:  # else the bytes are not known before
+    if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
-        refuse_too_large(config, whole, dtype.itemsize, kv_format, total)
+        refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total)
     with_graphs = device.type == "cuda" and not config.enforce_eager
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if with_graphs and native else nullcontext():

@@ -10,13 +10,15 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from quire.engine.parallel.channel import Reader, Writer
 from quire.engine.parallel.frames import decode, encode_step
 from quire.engine.schedule.plan import StepPlan
-from quire.loadtest.command import command_parser
+from quire.loadtest.command import add_line, command_parser
 
 STEPS = 500
 PAUSE_SECONDS = 0.002  # between steps
@@ -71,8 +73,8 @@ def be_busy(seconds: float) -> None:
         pass
 
 
-def measure(readers: int, *, look: bool) -> None:
-    """Print how long each step took to be sent, and to be with the last reader."""
+def measure(readers: int, *, look: bool) -> Iterator[dict[str, object]]:
+    """Yield how long each step took to be sent, and to be with the last reader."""
     steps, writer = plans(), Writer(readers)
     forked = multiprocessing.get_context("fork")
     processes = [
@@ -91,11 +93,13 @@ def measure(readers: int, *, look: bool) -> None:
             while not all(writer.has_taken(i) for i in range(readers)):
                 pass
             taken.append(time.perf_counter() - begin)
-        print(
-            f"{name}, {readers} other ranks that {'look' if look else 'sleep'}: "
-            f"{statistics.median(sent) * 1e6:.0f} µs until it is sent, "
-            f"{statistics.median(taken) * 1e6:.0f} µs until the last one has it"
-        )
+        yield {
+            "ranks": readers + 1,
+            "step": name,
+            "others": "look" if look else "sleep",
+            "sent_us": round(statistics.median(sent) * 1e6, 1),
+            "taken_us": round(statistics.median(taken) * 1e6, 1),
+        }
     for process in processes:
         process.join()
     writer.close()
@@ -104,9 +108,11 @@ def measure(readers: int, *, look: bool) -> None:
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--size", type=int, default=8, help="ranks, of which this is one")
+    parser.add_argument("--json", type=Path, help="add a line for each to this file")
     arguments = parser.parse_args()
     for look in (True, False):
-        measure(arguments.size - 1, look=look)
+        for figures in measure(arguments.size - 1, look=look):
+            add_line(figures, arguments.json)
 
 
 if __name__ == "__main__":

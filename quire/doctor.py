@@ -6,6 +6,7 @@ It starts the engine as `quire serve` does, without CUDA graphs, so that what it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 import torch
@@ -55,13 +56,14 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
     """Return how the model would fit on other numbers of such GPUs, by its configuration alone."""
     if info.device == "cpu":
         return []
-    model = read_model(resolve_model(config.model), config.model_impl, config.runner)
-    if model.implementation != "native":  # one GPU, and the bytes of its weights follow from nothing here
-        return []
-    return on_gpus(model, info, config, torch.cuda.mem_get_info()[1])
+    folder = resolve_model(config.model)
+    model = read_model(folder, config.model_impl, config.runner)
+    return on_gpus(folder, model, info, config, torch.cuda.mem_get_info()[1])
 
 
-def on_gpus(model: ModelConfig, info: EngineInfo, config: EngineConfig, total: int) -> list[tuple[str, str]]:
+def on_gpus(
+    folder: Path, model: ModelConfig, info: EngineInfo, config: EngineConfig, total: int
+) -> list[tuple[str, str]]:
     """Return a line for each number of GPUs, of `total` bytes each, that divides the model."""
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
@@ -73,7 +75,7 @@ def on_gpus(model: ModelConfig, info: EngineInfo, config: EngineConfig, total: i
             if fit.tokens
             else f"no: weights would take {_size(fit.weight_bytes)} each",
         )
-        for fit in fits(model, dtype.itemsize, held, budget)
+        for fit in fits(folder, model, dtype.itemsize, held, budget)
     ]
 
 

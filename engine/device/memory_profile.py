@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -28,18 +29,20 @@ CHOICE_BYTES = 1 << 30  # by which an indexer scores tokens, and what it chose i
 
 
 def refuse_too_large(
-    config: EngineConfig, model: ModelConfig, itemsize: int, held: KVFormat, total: int
+    config: EngineConfig, folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, total: int
 ) -> None:
     """Raise ValueError if a GPU of `total` bytes does not hold its weights; name how many GPUs do."""
     ranks = config.tensor_parallel_size
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
-    weights = weight_bytes(model.of_rank(ranks), itemsize)
+    part = model.of_rank(ranks, expert_parallel=config.enable_expert_parallel)
+    weights = weight_bytes(folder, part, itemsize)
     if weights < budget:
         return
-    enough = smallest(fits(model, itemsize, held, budget))
+    enough = smallest(fits(folder, model, itemsize, held, budget))
     hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
+    where = "one GPU" if ranks == 1 else f"each of {ranks} GPUs"
     raise ValueError(
-        f"on each of {ranks} GPUs the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "
+        f"on {where} the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "
         f"of its {total / 2**30:.1f} may be used; {hint}, or raise --gpu-memory-utilization"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.models.config import ModelConfig
@@ -20,22 +21,29 @@ class Fit:
     tokens: int
 
 
-def weight_bytes(part: ModelConfig, itemsize: int) -> int:
-    """Return the bytes that one rank's matrices take, of which `part` is the configuration."""
+def weight_bytes(folder: Path, part: ModelConfig, itemsize: int) -> int:
+    """Return the bytes that one rank's weights take, of which `part` is the configuration.
+
+    Raises ValueError where transformers' code of it cannot be divided.
+    """
+    if part.implementation == "transformers":
+        from quire.engine.models.general.division.divide import num_elements  # which takes seconds
+
+        return num_elements(folder, part) * itemsize
     matrices = part.vocab_rows * part.embedding_size * (1 if part.tie_word_embeddings else 2)
     positions = 0 if part.rope else part.max_position_embeddings * part.hidden_size
     return (part.num_layers * part.layer_weights + matrices + positions) * itemsize
 
 
-def fits(model: ModelConfig, itemsize: int, held: KVFormat, budget: int) -> list[Fit]:
+def fits(folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, budget: int) -> list[Fit]:
     """Return how the model fits on 1, 2, 4 and 8 ranks, as far as they divide it, of `budget` bytes each."""
     found = []
     for ranks in SIZES:
         try:
             part = model.of_rank(ranks)
+            weights = weight_bytes(folder, part, itemsize)
         except ValueError:
             continue
-        weights = weight_bytes(part, itemsize)
         room = max(budget - weights, 0)
         token = bytes_per_block(part, 1, held) * len(part.cache_groups)
         found.append(Fit(ranks, weights, room // token))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -31,6 +32,7 @@ from quire.engine.schedule.plan import Runner, StepPlan, StepResult
 
 LOOK_SECONDS = 0.25  # between two looks at whether the processes are stopped
 WAIT_SECONDS = 0.05  # for which a step is waited for before the ranks are looked at
+STEP_SECONDS = 60.0  # that no step takes on GPUs; on a CPU one may take as long
 BLAME_SECONDS = 1.0  # that it may take to notice that a rank has ended, after a step that raised for it
 KEPT_MARKS = 8  # digests of ours that those of slower ranks may still be compared with
 EXIT_SECONDS = 2.0  # that a rank may take to end by itself
@@ -50,6 +52,7 @@ class Leader:
     def __init__(self, config: EngineConfig, on_lost: Callable[[str], None] | None = None) -> None:
         self.size = config.tensor_parallel_size
         self.lost: str | None = None
+        self.step_seconds = math.inf  # after which a step never ends
         self.group: RankGroup | None = None
         self._on_lost = on_lost
         self._with_peers = not config.disable_custom_all_reduce
@@ -72,6 +75,8 @@ class Leader:
     def join(self, device: torch.device) -> RankGroup:
         """Return the group, once all ranks have joined it. Raises RankLost if one never does."""
         store = dist.FileStore(store_path(self._store_fd), self.size)
+        if device.type == "cuda":
+            self.step_seconds = STEP_SECONDS
         try:
             self.group = RankGroup(0, self.size, device, store, with_peers=self._with_peers)
         except RuntimeError:
@@ -178,9 +183,12 @@ class LeadingHandle:
 
     def wait(self) -> StepResult:
         """Wait for its results. Raises RankLost if a rank is lost meanwhile."""
-        leader = self._runner.leader
+        leader, waited = self._runner.leader, 0.0  # by looks: a machine that stood still is not a hanging one
         while not self._handle.arrived(WAIT_SECONDS):
+            waited += WAIT_SECONDS
             leader.awaited = self._frames
+            if waited > leader.step_seconds:
+                leader.lose(f"some rank hangs: a step has not ended after {leader.step_seconds:g} s")
             leader.check()
         leader.awaited = 0
         result = self._handle.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +104,27 @@ def test_a_rank_that_disagrees_is_noticed(llama: tuple[Path, LlamaForCausalLM]) 
     runner._digest.add = shifted(runner._digest.add)  # type: ignore[method-assign]
     core.add(Request(0, [5, 6, 7], SamplingParams(max_tokens=4 * EVERY, ignore_eos=True)))
     with pytest.raises(RankLost, match="rank 1 disagrees"):
+        while core.has_work:
+            core.step()
+    until(lambda: not any(map(is_alive, runner.leader.pids)), "no rank is left")
+
+
+class Never:
+    """A step that a device does not end."""
+
+    def arrived(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+
+def test_a_step_that_does_not_end_on_gpus_ends_the_engine(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    core, _ = start_engine(config(llama[0]))
+    runner = core.runner
+    assert isinstance(runner, LeadingRunner) and runner.leader.step_seconds == math.inf
+    runner.leader.step_seconds = 0.2  # as on GPUs after a minute
+    runner.runner.launch = lambda plan: Never()  # type: ignore[method-assign, assignment, return-value]
+    core.add(Request(0, [5, 6, 7], SamplingParams(max_tokens=4)))
+    with pytest.raises(RankLost, match=r"some rank hangs: a step has not ended after 0\.2 s"):
         while core.has_work:
             core.step()
     until(lambda: not any(map(is_alive, runner.leader.pids)), "no rank is left")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from quire.engine.config import EngineConfig, PreemptionMode
+from quire.engine.config import EngineConfig, KVCacheDtype, PreemptionMode
 from quire.engine.core import EngineCore
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.parallel.leader import LeadingRunner
@@ -32,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def start(folder: Path, ranks: int) -> EngineCore:
+def start(folder: Path, ranks: int, cache: KVCacheDtype = "model") -> EngineCore:
     """Start so small an engine that prompts come in chunks and rows yield."""
     config = EngineConfig(
         model=str(folder),
@@ -44,6 +44,7 @@ def start(folder: Path, ranks: int) -> EngineCore:
         num_gpu_blocks_override=12,
         swap_space=0.01,
         preemption_mode="swap",
+        kv_cache_dtype=cache,
         tensor_parallel_size=ranks,
     )
     return start_engine(config)[0]
@@ -83,6 +84,15 @@ def answers(core: EngineCore, mode: PreemptionMode) -> dict[tuple[int, int], lis
     after = preemption.swaps, preemption.recomputes
     assert after[0 if mode == "swap" else 1] > before[0 if mode == "swap" else 1]
     return found
+
+
+def test_ranks_give_what_one_gives_with_a_cache_in_8_bits(llama: tuple[Path, LlamaForCausalLM]) -> None:
+    """Each rank has its own heads' vectors, and their scales."""
+    alone, divided = (start(llama[0], ranks, "fp8_e4m3") for ranks in (1, 2))
+    expected, got = (answers(core, "swap") for core in (alone, divided))
+    assert {key: tokens_of(outputs) for key, outputs in got.items()} == {
+        key: tokens_of(outputs) for key, outputs in expected.items()
+    }
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

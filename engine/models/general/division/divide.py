@@ -84,6 +84,19 @@ def refuse_undividable(folder: Path, config: ModelConfig) -> None:
     )
 
 
+def num_elements(folder: Path, config: ModelConfig) -> int:
+    """Return how many numbers the parameters of a rank have, of which that is the config.
+
+    Raises Undividable with what of the model cannot be divided.
+    """
+    model = build(AutoConfig.from_pretrained(folder, local_files_only=True))
+    if config.ranks > 1:
+        divide(model, config, OneOfRanks(0, config.ranks))
+    if config.tie_word_embeddings:
+        model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 class _Shapes:
     """Stands for attention of a rank where nothing is computed."""
 
