@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.engine.config import EngineConfig
 from quire.engine.models.config import read_max_positions
@@ -48,6 +49,12 @@ def test_what_a_native_decoder_cannot_do_runs_by_transformers_code(
     assert read_model(tmp_path).implementation == "transformers"
     with pytest.raises(ValueError, match=named):
         read_model(tmp_path, "native")
+
+
+def test_a_model_of_images_and_text_is_refused_as_such(tmp_path: Path) -> None:
+    CONFIG_MAPPING["llava"]().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'llava' cannot run .*: transformers has no causal language model"):
+        read_model(tmp_path)
 
 
 def test_positions_are_read_without_the_rest(tmp_path: Path) -> None:

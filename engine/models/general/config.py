@@ -129,6 +129,11 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
+        if str(error).startswith("Unrecognized configuration class"):
+            reason = (
+                "transformers has no causal language model of it, but one for more than text or an encoder"
+            )
+            raise _refused(where, kind, reason) from error
         raise _refused(where, kind, f"a run of its modelling code ends with {error!r}") from error
     calls = _of_layers(whole, recorder.calls, kind, where)
     told = positions.taken or positions.told
