@@ -370,6 +370,23 @@ THROUGHPUT = (
     ),
 )
 
+RANKS = (
+    _stacked(
+        "Memory of ranks",
+        "Each rank of a server had taken so much memory of its device when it had started. When one has "
+        "taken much more than the others, look for another program on its GPU.",
+        "bytes",
+        Query(total("quire_rank_memory_bytes", by="instance, rank"), "{{instance}} rank {{rank}}"),
+    ),
+    Panel(
+        "Sum over ranks",
+        "A sum of one token's hidden states over the ranks took so long at start; 0 with one rank. A layer "
+        "has two. When it takes more than 10 µs, look at how the GPUs are joined: nvidia-smi topo -m.",
+        "s",
+        (Query(total("quire_all_reduce_seconds", by="instance"), "{{instance}}"),),
+    ),
+)
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Overview": OVERVIEW,
     "Latency": LATENCY,
@@ -377,4 +394,5 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Prefix cache and registry": PREFIXES,
     "Router": ROUTER,
     "Throughput": THROUGHPUT,
+    "Ranks": RANKS,
 }
