@@ -41,6 +41,7 @@ def read_native(folder: str | Path) -> ModelConfig:
         )
     fields.refuse_unless("quantization_config", None, {})
     fields.refuse_unless("compression_config", None, {})
+    fields.refuse_unless("is_causal", True, None)  # else it sees what comes later
     config = _READERS[name](fields, name)
     generation = folder / "generation_config.json"
     eos_token_ids = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")

@@ -63,9 +63,9 @@ def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, 
         read_model(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "moshi"])
 def test_a_window_that_the_code_knows_nothing_of_is_none(kind: str, tmp_path: Path) -> None:
-    """A configuration may name one, of the model that it was made from."""
+    """A configuration may name one, of the model that it was made from, and Moshi's always does."""
     verdict = compare(kind, tmp_path, sliding_window=7)
     assert verdict.outcome == "equal", verdict.detail
     assert set(read_model(tmp_path, "transformers").windows) == {0}

@@ -163,6 +163,7 @@ def test_eos_ids_come_from_generation_config_first(read: Callable[..., ModelConf
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         (LLAMA | {"dtype": "float8"}, "dtype is 'float8'"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
+        (LLAMA | {"is_causal": False}, "is_causal = false"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
             LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

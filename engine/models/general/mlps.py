@@ -40,6 +40,8 @@ def gated_of(module: nn.Module) -> Gated | None:
     if into is None or down is None or activation is None:
         return None
     gated = Gated(merged(into), merged(down), activation)
+    if 2 * gated.down.weight.shape[1] != len(gated.gate_up.weight):
+        return None
     x = noise(ROWS, into[0].in_features, into[0].weight)
     largest = gated.gate_up(x).abs().max().float().clamp(min=1e-2)
     for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them
@@ -76,6 +78,8 @@ def ungated_of(module: nn.Module) -> Ungated | None:
     if found is None or activation is None:
         return None
     up, down = (merged(part) for part in found if part is not None)
+    if down.weight.shape[1] != len(up.weight):  # what is between them is more than an activation
+        return None
     x = noise(ROWS, up.weight.shape[1], up.weight)
     residual = noise(ROWS, len(down.weight), x)
     largest = up(x).abs().max().float().clamp(min=1e-2)

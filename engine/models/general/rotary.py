@@ -7,7 +7,6 @@ choose for all, and keys that the cache keeps would have been turned by others t
 from __future__ import annotations
 
 import logging
-from types import MethodType
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ def _settle_longrope(module: Any, layers: str, max_model_len: int) -> list[int]:
     if isinstance(module, PhimoeRotaryEmbedding):
         # Its factors are always those of short sequences, but what it scales by is not.
         module.attention_scaling = parameters["long_mscale" if is_long else "short_mscale"]
-        module.forward = MethodType(_turn, module)
+        module.__class__ = _SettledPhimoe
     elif is_long:
         given = {"layer_type": layers} if layers else {}
         frequencies: Tensor = getattr(module, f"{layers}_inv_freq" if layers else "inv_freq")
@@ -69,9 +68,12 @@ def _settle_longrope(module: Any, layers: str, max_model_len: int) -> list[int]:
     return [trained] if is_long else []
 
 
-@torch.no_grad()
-def _turn(module: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    angles = position_ids[..., None].float() * module.inv_freq.to(device=x.device, dtype=torch.float)
-    angles = torch.cat((angles, angles), dim=-1)
-    cos, sin = angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
-    return cos.to(x.dtype), sin.to(x.dtype)
+class _SettledPhimoe(PhimoeRotaryEmbedding):
+    """Scales by what it has been given, whatever the positions."""
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq.to(device=x.device, dtype=torch.float)
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
