@@ -65,8 +65,8 @@ def test_ranks_read_and_hold_their_share_only(
     folder = model_folder(name)
     whole = read_native(folder)
     read: list[str] = []
-    opened = loader._open
-    monkeypatch.setattr(loader, "_open", lambda path: Watched(opened(path), read))
+    opened = loader.open_weights
+    monkeypatch.setattr(loader, "open_weights", lambda path: Watched(opened(path), read))
     _, num_bytes = load_model(
         folder, whole, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64
     )
