@@ -89,7 +89,7 @@ def step(earlier: tuple[int, int], dtype: torch.dtype, device: torch.device, *, 
         *(((15, 0), knows, 1) for knows in (False, True)),
         *(((130, 70), knows, 1) for knows in (False, True)),
         *(
-            ((130, 70), False, processors) for processors in (60, 250)
+            ((130, 70), False, processors) for processors in (60, 150)
         ),  # 4 splits, and more than there are tiles
     ],
 )

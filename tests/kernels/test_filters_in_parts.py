@@ -198,9 +198,9 @@ def test_kernels_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
 def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     """One call after the other, of which the last leaves nothing for the next."""
     monkeypatch.setattr(peer_sampling, "CHUNK", 128)
-    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_k": 300, "top_p": 0.8}]
+    filters = [{"top_k": 40, "min_p": 1e-4}, {"top_k": 170, "top_p": 0.8}]
     generator = torch.Generator().manual_seed(1)
-    logits = (3 * torch.randn(len(filters), 700, generator=generator)).to(device, dtype)
+    logits = (3 * torch.randn(len(filters), 400, generator=generator)).to(device, dtype)
     logits[1, ::2] = 12.5
     buffers = peers(2, device, programs)
     for seed in range(2):
@@ -213,19 +213,19 @@ def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
 def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monkeypatch):
     """To the last bit, also of masses that top-p sums up, with however many programs to a row."""
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(3, 600, generator=generator).to(device, dtype)
+    logits = torch.randn(3, 400, generator=generator).to(device, dtype)
     state = state_of([{"temperature": 0.7, "top_p": p, "min_p": 0.01} for p in (0.1, 0.9, 1.0)], device)
-    state.top_k[1:] = torch.tensor([400, 77])
+    state.top_k[1:] = torch.tensor([300, 77])
     rows, _ = places(3, device)
-    width = rows_of_rank(600, 2)
+    width = rows_of_rank(400, 2)
     owned = [logits[:, :width].contiguous(), logits[:, width:].contiguous()]
 
     def gathered(rank: Any) -> Tensor:
-        parts = VocabularyParts(600, triton_backend(), rank)
+        parts = VocabularyParts(400, triton_backend(), rank)
         return parts._thresholds(owned[rank.rank], state, Searched(top_k=True, top_p=True))
 
     expected, _ = InTurn(2).run(gathered)
-    for programs, chunk in ((1, 4096), (9, 128)):
+    for programs, chunk in ((1, 4096), (6, 128)):
         monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
         buffers, found = peers(2, device, programs), []
         for phase in range(phases_of(dtype)):
