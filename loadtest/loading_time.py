@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quire.engine.config import ModelImpl
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend, triton_backend
@@ -26,6 +27,7 @@ from quire.loadtest.command import command_parser, write_json
 from quire.loadtest.model_configs import write_model_folders
 
 MODELS = "llama-8b"
+PATHS: tuple[ModelImpl, ...] = ("native", "transformers")
 SHARD = "5GB"
 PIECE = 16 << 20  # bytes of a read
 MAX_LEN = 512
@@ -59,8 +61,8 @@ def read_seconds(folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-def load_seconds(folder: Path, path: str, device: torch.device) -> float:
-    config = read_model(folder, path)  # type: ignore[arg-type]
+def load_seconds(folder: Path, path: ModelImpl, device: torch.device) -> float:
+    config = read_model(folder, path)
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     begin = time.perf_counter()
     load_model(folder, config, backend, device=device, dtype=torch.bfloat16, max_model_len=MAX_LEN)
@@ -85,10 +87,10 @@ def main() -> int:
             read_seconds(folder)
             runs = range(arguments.runs)
             seconds = {"read": statistics.median(read_seconds(folder) for _ in runs)}
-            for path in ("native", "transformers"):
+            for path in PATHS:
                 seconds[path] = statistics.median(load_seconds(folder, path, device) for _ in runs)
             size = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
-        ratios = {path: round(seconds[path] / seconds["read"], 2) for path in ("native", "transformers")}
+        ratios = {path: round(seconds[path] / seconds["read"], 2) for path in PATHS}
         figures[model] = {
             "bytes": size,
             "seconds": {path: round(each, 3) for path, each in seconds.items()},

