@@ -26,6 +26,11 @@ def tokenizer_json(folder: Path) -> str:
 
         backend: Any = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
     except Exception as error:
+        if not has_tokenizer(folder):
+            raise ValueError(
+                f"{folder} has no tokenizer, neither {FILE} nor {', '.join(_OTHERS)}: save the model's own "
+                "beside its weights (tokenizer.save_pretrained)"
+            ) from None
         raise ValueError(
             f"{folder} has no {FILE}, and transformers could not make one: {error}. "
             "Save the model with its fast tokenizer (tokenizer.save_pretrained)."

@@ -131,5 +131,11 @@ def test_a_folder_of_tiktoken_ranks(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(
+        ValueError, match=r"has no tokenizer, neither tokenizer\.json nor \*\.model, .*: save the"
+    ):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "vocab.json").write_text("not JSON")
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json, and transformers could not make one"):
         Tokenizer.from_folder(tmp_path)
