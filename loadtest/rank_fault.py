@@ -1,4 +1,4 @@
-"""Kill a rank of a server in mid-stream: `python -m quire.loadtest.rank_fault --size 2`.
+"""Kill or stop a rank of a server in mid-stream: `python -m quire.loadtest.rank_fault --size 2`.
 
 Every stream must end with one error event, `/health` must be 503 until the server ends, which must be with
 another status than 0, and no process may be left.
@@ -80,8 +80,11 @@ def health(url: str) -> int | None:
         return None
 
 
-def kill_one(server: QuireProcess, size: int) -> dict[str, object]:
-    """Kill the last rank while there are streams. Raises RuntimeError if anything is not as it must be."""
+def lose_one(server: QuireProcess, size: int, how: signal.Signals) -> dict[str, object]:
+    """Send the last rank a signal while there are streams.
+
+    Raises RuntimeError if anything is not as it must be.
+    """
     begun = Barrier(STREAMS + 1)
     with ThreadPoolExecutor(STREAMS) as threads:
         streams = [threads.submit(stream, server.url, begun) for _ in range(STREAMS)]
@@ -90,7 +93,7 @@ def kill_one(server: QuireProcess, size: int) -> dict[str, object]:
         if len(ranks) != size - 1:
             raise RuntimeError(f"there are {len(ranks)} other ranks, not {size - 1}")
         begin = time.monotonic()
-        os.kill(ranks[-1], signal.SIGKILL)
+        os.kill(ranks[-1], how)
         ended = [each.result() for each in streams]
         streams_s = time.monotonic() - begin
         statuses = {health(server.url)}
@@ -105,6 +108,7 @@ def kill_one(server: QuireProcess, size: int) -> dict[str, object]:
         raise RuntimeError(f"ranks are left: {left}")
     return {
         "ranks": size,
+        "signal": how.name,
         "streams_s": round(streams_s, 3),
         "exit_s": round(time.monotonic() - begin, 3),
         "exit_code": server.exit_code,
@@ -119,6 +123,9 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=2, help="ranks; 2 if left out")
     parser.add_argument("--model", help="a folder; Qwen3-0.6B's shape with dummy weights if left out")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--signal", choices=("KILL", "STOP"), default="KILL", help="KILL if left out: it ends; STOP: it hangs"
+    )
     parser.add_argument("--json", type=Path, help="add a line with the figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +137,7 @@ def main() -> int:
         server.start()
         try:
             server.wait_until_ready()
-            figures = kill_one(server, arguments.size)
+            figures = lose_one(server, arguments.size, signal.Signals[f"SIG{arguments.signal}"])
         finally:
             server.stop()
     add_line(figures, arguments.json)
