@@ -159,6 +159,7 @@ def load_general(
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
         causal = _load_whole(folder, auto, config, device, dtype, described).to(device)
+        _leave_files(causal, device)
     else:
         with torch.device(device):
             causal = auto.from_config(
@@ -206,6 +207,16 @@ def _load_whole(
     return causal
 
 
+def _leave_files(causal: Any, device: torch.device) -> None:
+    """Copy weights out of the folder's files, which are mapped on a CPU: they may be written meanwhile.
+
+    Where a number stands in a file then changes no last bit, either, as it does by how it is aligned.
+    """
+    if device.type == "cpu":
+        for weight in (*causal.parameters(), *causal.buffers()):
+            weight.data = weight.data.clone()
+
+
 def _load_shares(
     folder: Path,
     auto: Any,
@@ -237,6 +248,7 @@ def _load_shares(
             ignore_mismatched_sizes=True, **given,
         )  # fmt: skip
         _check(folder, told, config)
+        _leave_files(causal, device)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
