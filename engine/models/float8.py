@@ -90,8 +90,6 @@ def _read_compressed(given: dict[str, Any], where: str) -> Float8:
     if not isinstance(groups, dict) or not groups:
         raise _refused(where, "no config_groups")
     _refuse_format(given, where)
-    if given.get("quantization_status") not in (None, "compressed"):
-        raise _refused(where, f"the quantization_status {given['quantization_status']!r}")
     sparsity = given.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
         raise _refused(where, f"a sparsity_config of the format {sparsity['format']!r}")
@@ -114,7 +112,7 @@ def _read_group(name: str, group: dict[str, Any], where: str) -> Float8:
         _refuse_format(group, where)
     if not weights.get("symmetric", True):
         raise _refused(where, f"{name}: weights with zero points")
-    strategy = weights.get("strategy")
+    strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "group")
     if strategy == "block":
         return Float8(block=_block(weights.get("block_structure"), "block_structure", where))
     if strategy not in ("tensor", "channel"):

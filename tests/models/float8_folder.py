@@ -39,7 +39,7 @@ class Form:
     rows: int
     columns: int
     scale: str = "_scale"  # behind the weight's name
-    flat: bool = False  # scales have no dimension of one
+    dims: int = 2  # of scales: fewer leave out those of one
     dtype: torch.dtype = torch.float32  # of scales
     beside: tuple[str, ...] = field(default=())  # other tensors beside a weight
 
@@ -71,19 +71,22 @@ def fp8(**fields: Any) -> dict[str, Any]:
 FORMS = {
     "blocks": Form(fp8(weight_block_size=[128, 128], fmt="e4m3"), 128, 128, "_scale_inv"),
     "matrices": Form(
-        fp8(activation_scheme="static", ignored_layers=["lm_head"]), 0, 0, flat=True, beside=("input_scale",)
+        fp8(activation_scheme="static", ignored_layers=["lm_head"]), 0, 0, dims=0, beside=("input_scale",)
     ),
     "matrices of Mistral": Form(
         fp8(activation_scheme="static", weight_block_size=None, modules_to_not_convert=["lm_head"]),
-        0, 0, "_scale_inv", flat=True, dtype=torch.bfloat16, beside=("activation_scale",),
+        0, 0, "_scale_inv", dims=0, dtype=torch.bfloat16, beside=("activation_scale",),
     ),
     "rows": Form(fp8(), 1, 0),
+    "rows in vectors": Form(fp8(), 1, 0, dims=1),
     "compressed blocks": Form(compressed(strategy="block", block_structure=[48, 80]), 48, 80),
     "compressed matrices": Form(
-        compressed(strategy="tensor"), 0, 0, dtype=torch.bfloat16, beside=("input_scale",)
+        compressed(strategy="tensor"), 0, 0, dims=1, dtype=torch.bfloat16, beside=("input_scale",)
+    ),
+    "compressed matrices of old": Form(
+        compressed() | {"format": "naive-quantized", "quantization_status": "frozen"}, 0, 0
     ),
     "compressed rows": Form(compressed(strategy="channel"), 1, 0, dtype=torch.bfloat16),
-    "compressed rows alone": Form(compressed(strategy="channel") | {"format": "naive-quantized"}, 1, 0),
 }  # fmt: skip
 
 
@@ -106,7 +109,7 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
             scale = scales[row, column].float()
             floats[at] = (weight[at] / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
             numbers[at] = floats[at].float() * scale
-    return floats, (scales.squeeze() if form.flat else scales), numbers
+    return floats, scales.view(scales.shape if form.dims > 1 else (-1,) * form.dims), numbers
 
 
 def configure(folder: Path, quantization_config: dict[str, Any], field: str = "quantization_config") -> None:

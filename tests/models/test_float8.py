@@ -14,19 +14,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from quire.engine.models import float8_files
+from quire.engine.models.float8 import Block, Float8, read_float8
+from quire.engine.models.float8_files import expand_files
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import Model, load_model
 from quire.engine.models.reading import read_model
+from quire.engine.models.weight_files import open_weights
 from quire.engine.parallel.fit import weight_bytes
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.float8_folder import FORMS, MODELS, configure, fp8, save_quantised
+from tests.models.float8_folder import FORMS, MODELS, configure, fp8, quantise, save_quantised
 from tests.models.paged_driver import PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
 NATIVE = ("llama", "qwen3", "mistral", "opt", "gpt2")
 Generated = tuple[list[list[int]], list[Tensor]]
+EVERY = slice(None)
 Tensors = dict[str, Tensor]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"  # [192, 160]
 
@@ -129,6 +133,45 @@ def test_ranks_by_transformers_code_expand_their_shares(
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     verdict = compare_divided(quantised, reference, 2, expert_parallel=expert_parallel)
     assert verdict.outcome == "equal", verdict.detail
+
+
+PARTS = [
+    (),
+    (slice(1, 3),),
+    (EVERY, slice(130, 137)),
+    (EVERY, slice(7, 7)),
+    (EVERY, EVERY, slice(100, 260)),
+    (slice(2, 3), slice(1, 129), slice(127, 129)),
+]
+
+
+@pytest.mark.parametrize("form", ["blocks", "rows", "matrices"])
+@pytest.mark.parametrize("part", PARTS)
+def test_any_part_of_a_weight_is_read_as_its_numbers(
+    part: tuple[slice, ...], form: str, tmp_path: Path
+) -> None:
+    """On a GPU if there is one: native decoders expand there."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    floats, scales, numbers = quantise(torch.randn(3, 300, 280), FORMS[form])
+    path = tmp_path / "stack.safetensors"
+    save_file({"stack": floats, "stack_scale": scales}, path)
+    float8 = read_float8({"quantization_config": FORMS[form].config}, "")
+    assert float8 is not None
+    (file,) = expand_files([open_weights(path)], float8, torch.bfloat16, device)
+    read = file.get_slice("stack")[part or ...]
+    assert read.device.type == device.type
+    assert torch.equal(read.cpu(), numbers[part].bfloat16())
+
+
+def test_groups_of_layers_may_have_scales_of_different_kinds() -> None:
+    rows, blocks, matrices = (FORMS[f"compressed {each}"].config for each in ("rows", "blocks", "matrices"))
+    groups = {str(at): each["config_groups"]["group_0"] for at, each in enumerate((rows, blocks, matrices))}
+    float8 = read_float8({"quantization_config": rows | {"config_groups": groups}}, "")
+    assert float8 == Float8(Block(48, 80), row=True, matrix=True)
+    assert float8.block_of([100, 90], [3, 2]) == Block(48, 80)
+    assert float8.block_of([100, 90], [100, 1]) == Block(1, 90)
+    assert float8.block_of([100, 90], [1]) == Block(100, 90)
+    assert float8.block_of([100, 90], [2, 2]) is None
 
 
 def test_pieces_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "the format 'nvfp4-pack-quantized'": CHANNEL | {"format": "nvfp4-pack-quantized"},
     "the format 'mixed-precision'": CHANNEL | {"format": "mixed-precision"},
     "the format 'int-quantized'": grouped(CHANNEL, type="int") | {"format": "int-quantized"},
-    "the quantization_status 'frozen'": CHANNEL | {"quantization_status": "frozen"},
     "the format 'sparse-24-bitmask'": CHANNEL | {"sparsity_config": {"format": "sparse-24-bitmask"}},
     "a transform_config": CHANNEL | {"transform_config": {"config_groups": {"R1": {}}}},
     "weights of 4 bits and the type 'int'": grouped(CHANNEL, **INT4),
     "weights with zero points": grouped(CHANNEL, symmetric=False),
     "the strategy 'group'": grouped(CHANNEL, strategy="group", group_size=128),
+    "group_0: the strategy 'group'": grouped(CHANNEL, strategy=None, group_size=128),
     "block_structure None": grouped(CHANNEL, strategy="block"),
     "blocks of different sizes, [[64, 64], [128, 128]]": CHANNEL
     | {
