@@ -78,24 +78,22 @@ def read_float8(raw: dict[str, Any], where: str) -> Float8 | None:
 
 
 def _read_fp8(given: dict[str, Any], where: str) -> Float8:
-    if given.get("fmt") not in (None, "e4m3"):
-        raise _refused(where, f"the fmt {given['fmt']!r}")
     if given.get("weight_block_size") is None:
         return Float8(row=True, matrix=True)
     return Float8(block=_block(given["weight_block_size"], "weight_block_size", where))
 
 
 def _read_compressed(given: dict[str, Any], where: str) -> Float8:
-    groups = given.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
+    groups = _object(given, "config_groups")
+    if not groups:
         raise _refused(where, "no config_groups")
     _refuse_format(given, where)
-    sparsity = given.get("sparsity_config") or {}
+    sparsity = _object(given, "sparsity_config")
     if sparsity.get("format", "dense") != "dense":
         raise _refused(where, f"a sparsity_config of the format {sparsity['format']!r}")
-    if (given.get("transform_config") or {}).get("config_groups"):
+    if _object(given, "transform_config").get("config_groups"):
         raise _refused(where, "a transform_config")
-    found = [_read_group(name, group, where) for name, group in groups.items()]
+    found = [_read_group(name, _object(groups, name), where) for name in groups]
     blocks = {each.block for each in found if each.block is not None}
     if len(blocks) > 1:
         raise _refused(where, f"blocks of different sizes, {sorted([*each] for each in blocks)}")
@@ -104,7 +102,9 @@ def _read_compressed(given: dict[str, Any], where: str) -> Float8:
 
 
 def _read_group(name: str, group: dict[str, Any], where: str) -> Float8:
-    weights = group.get("weights") or {}
+    weights = _object(group, "weights")
+    if not weights:
+        raise _refused(where, f"{name}: no weights")
     kind, bits = weights.get("type", "int"), weights.get("num_bits", 8)
     if (kind, bits) != ("float", 8):
         raise _refused(where, f"{name}: weights of {bits} bits and the type {kind!r}")
@@ -123,6 +123,12 @@ def _read_group(name: str, group: dict[str, Any], where: str) -> Float8:
 def _refuse_format(given: dict[str, Any], where: str) -> None:
     if given.get("format") not in _FORMATS:
         raise _refused(where, f"the format {given.get('format')!r}")
+
+
+def _object(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object that is among the fields; an empty one, if what is there is none."""
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def _block(sizes: Any, name: str, where: str) -> Block:

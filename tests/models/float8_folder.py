@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {  # blocks of 128 end within matrices, and 
     "gemma2": SIZES,
     "gemma3": {},  # with a configuration of its text inside
     "qwen3_moe": SIZES | {"moe_intermediate_size": 144},  # experts in files of their own
+    "minimax_m2": SIZES,  # likewise, under other names
     "gpt_oss": SIZES,  # experts stacked
     "deepseek_v3": {"hidden_size": 160, "moe_intermediate_size": 144, "kv_lora_rank": 144},
 }
@@ -69,7 +70,7 @@ def fp8(**fields: Any) -> dict[str, Any]:
 
 
 FORMS = {
-    "blocks": Form(fp8(weight_block_size=[128, 128], fmt="e4m3"), 128, 128, "_scale_inv"),
+    "blocks": Form(fp8(weight_block_size=[128, 128], fmt="float8_e4m3fn"), 128, 128, "_scale_inv"),
     "matrices": Form(
         fp8(activation_scheme="static", ignored_layers=["lm_head"]), 0, 0, dims=0, beside=("input_scale",)
     ),
