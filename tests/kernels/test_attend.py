@@ -1,5 +1,6 @@
 """Attention straight from the projection: by one kernel and by the pair of them, against the references."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -198,6 +199,21 @@ def test_a_long_row_beside_short_ones(shape, dtype, device):
     hopper = gpu_of(device).has_dependent_launch
     assert step.workspace.lse.isfinite().any() == (hopper and dtype != torch.float32)
     assert not step.workspace.arrivals.any()
+
+
+def test_fp32_norms_of_heads_are_multiplied_before_rounding(device, dtype):
+    """By all of the kernels: keys are the same, whichever wrote them."""
+    step = Step((4, 2, 64, 16, 0, False, True), dtype, device)
+    q_norm, k_norm = torch.randn(2, 64, device=device)
+    step.layer = replace(step.layer, q_norm=q_norm, k_norm=k_norm)
+    out, kv = step.attend(None)
+    expected_out, expected_kv = step.run(decode_new_tokens_reference)
+    assert_alike(out, expected_out, dtype)
+    assert_alike(kv, expected_kv, dtype)
+    newest = [(slot // 16, slot % 16) for slot in step.slots.tolist() if slot >= 0]
+    pairs = [(kv[block, 0, :, at], expected_kv[block, 0, :, at]) for block, at in newest]
+    same = torch.stack([ours == theirs for ours, theirs in pairs])
+    assert dtype == torch.float32 or float(same.float().mean()) > 0.99
 
 
 def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
