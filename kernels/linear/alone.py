@@ -12,9 +12,12 @@ from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
-from quire.kernels.linear.recipes import ADD_LAYER_NORM, PROJECT_IN, Product
+from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, PROJECT_IN, Product
+from quire.kernels.linear.sandwich import AddSandwich
 from quire.kernels.pointwise.activation import UNGATED, UngatedActivation, activated
 from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference
+from quire.kernels.pointwise.norm import Norm
+from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.tuning import H100, Tuning
 
@@ -50,6 +53,20 @@ def add_linear(
     return chosen.run(residual, x, layer, weight, bias, eps)
 
 
+def add_normed_linear(
+    residual: Tensor, x: Tensor, layer: Linear, inner: Norm | None, outer: Norm | None
+) -> Tensor:
+    """Add the inner norm of `linear` of x to residual [T, N] in place; return the outer norm of the sum.
+
+    As `sandwich_norm` does of what the product gives.
+    """
+    if not _has_kernels(x, layer):
+        return sandwich_norm(layer(x), residual, inner, outer)
+    x = x.contiguous()
+    chosen = plan_add_normed_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+    return chosen.run(residual, x, layer, inner, outer)
+
+
 @lru_cache(maxsize=4096)  # steps without a graph have any number of tokens
 def plan_linear(
     gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
@@ -64,6 +81,14 @@ def plan_add_linear(
 ) -> Chosen[AddLayerNorm]:
     """Return what adds a product of tokens to the residual, and gives the layer norm of that."""
     return choose(ADD_LAYER_NORM, _product(gpu, dtype, tokens, weight, tuning))
+
+
+@lru_cache(maxsize=4096)
+def plan_add_normed_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[AddSandwich]:
+    """Return what adds a norm of a product of tokens to the residual, and gives another norm of that."""
+    return choose(ADD_SANDWICH, _product(gpu, dtype, tokens, weight, tuning))
 
 
 def _product(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning) -> Product:
@@ -94,3 +119,10 @@ def add_linear_reference(
 ) -> Tensor:
     """Do the same as `add_linear` in plain torch."""
     return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
+
+
+def add_normed_linear_reference(
+    residual: Tensor, x: Tensor, layer: Linear, inner: Norm | None, outer: Norm | None
+) -> Tensor:
+    """Do the same as `add_normed_linear` in plain torch."""
+    return sandwich_norm_reference(layer(x), residual, inner, outer)

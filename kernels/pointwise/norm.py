@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -10,6 +12,14 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm's weight [H], as `rms_norm` takes it, and epsilon."""
+
+    weight: Tensor
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -94,6 +104,16 @@ def times_weight(x: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: tl.
 
 
 @triton.jit
+def rms_normed(
+    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, HIDDEN: tl.constexpr, WIDE: tl.constexpr
+) -> tl.tensor:
+    """Normalise a row x of HIDDEN numbers and zeros, by a weight in fp32; WIDE as `times_weight` has it."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
+    return times_weight(wide * scale, weight, x.dtype, WIDE)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -120,7 +140,5 @@ def _rms_norm_kernel(
     if residual_ptr is not None:
         residual_row = residual_ptr + token * residual_stride + column
         x = add_to_residual(x, row, residual_row, None, inside, part_stride, PARTS)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
     WIDE: tl.constexpr = weight_ptr.dtype.element_ty == tl.float32
-    tl.store(y_ptr + token * HIDDEN + column, times_weight(wide * scale, weight, x.dtype, WIDE), inside)
+    tl.store(y_ptr + token * HIDDEN + column, rms_normed(x, weight, eps, HIDDEN, WIDE), inside)

@@ -110,6 +110,8 @@ SPILLS_LIMIT = {
     "gemv_gelu": 0,
     "gemv_exact": 0,
     "layer_norm": 0,
+    "sandwich_norm": 0,
+    "sandwich_norm_parts": 0,
     "activation": 0,
     "embed": 0,
     "merge": 0,
@@ -202,7 +204,7 @@ def plain_variants() -> dict[str, Case]:
         write_kv as qkv_cache,
     )
     from quire.kernels.linear import gemv
-    from quire.kernels.pointwise import activation, embedding, layer_norm
+    from quire.kernels.pointwise import activation, embedding, layer_norm, sandwich_norm
     from quire.kernels.sampling import sample as sampling
     from quire.kernels.sampling import thresholds
 
@@ -327,6 +329,7 @@ def plain_variants() -> dict[str, Case]:
     del activated["bias"]
     exact = linear | {"OUTPUTS": 256, "COLUMNS": 7168, "CHUNK": 2048, "ADDED": False}
     normed = dependent | {"HIDDEN": 3072, "BLOCK": 4096, "PARTS": 2}
+    gemma = dependent | {"HIDDEN": 1152, "BLOCK": 2048, "PARTS": 0}
     alone_gelu = {"WIDTH": 12288, "BLOCK": activation.BLOCK, "KIND": "gelu"}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
@@ -334,6 +337,8 @@ def plain_variants() -> dict[str, Case]:
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
+        "sandwich_norm": (sandwich_norm._sandwich_kernel, gemma, {"num_warps": 8}),
+        "sandwich_norm_parts": (sandwich_norm._sandwich_kernel, gemma | {"PARTS": 4}, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
@@ -372,10 +377,12 @@ def plain_variants() -> dict[str, Case]:
     }
     pointers |= {"x_ptr": "*fp32"} | dict.fromkeys(("residual_ptr", "weight_ptr", "bias_ptr"), "*bf16")
     pointers |= dict.fromkeys(("added_ptr", "y_ptr"), "*bf16")
+    pointers |= dict.fromkeys(("inner_ptr", "outer_ptr"), "*fp32")  # as Gemma's
     found = {}
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
+        types |= {"inner_eps": "fp32", "outer_eps": "fp32"}
         kind: dict[str, object] = {"PLANES": name.endswith("fp12"), "CHUNKED": name.endswith("chunked")}
         kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
         kind |= {} if name.endswith("slopes") else {"slopes": None}
@@ -383,6 +390,7 @@ def plain_variants() -> dict[str, Case]:
         types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
         types |= {"out": "*fp32"} if name == "gemv_exact" else {}
         types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
+        types |= {"x_ptr": "*bf16"} if name == "sandwich_norm" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}

@@ -25,10 +25,17 @@ from quire.engine.models.general.modules import (
     UnreadRotation,
 )
 from quire.engine.models.general.observed import Passage
+from quire.engine.models.general.sandwich import (
+    GatedBranch,
+    ModuleBranch,
+    SandwichDecoder,
+    SandwichLayer,
+)
 from quire.engine.models.loader import load_model
 from quire.engine.models.pre_norm import GatedMLP
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.pointwise import norm as rms
 from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED
 from tests.models.any_model import LAYERS, save_tiny
 
@@ -38,11 +45,9 @@ def load(kind: str, folder: Path) -> GeneralModel:
     return load_saved(folder)
 
 
-def load_saved(folder: Path) -> GeneralModel:
+def load_saved(folder: Path, dtype: torch.dtype = torch.float32) -> GeneralModel:
     config = read_model(folder, "transformers")
-    model, _ = load_model(
-        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
-    )
+    model, _ = load_model(folder, config, torch_backend(), device="cpu", dtype=dtype, max_model_len=100)
     assert isinstance(model, GeneralModel)
     return model
 
@@ -67,14 +72,74 @@ def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: typ
     assert {type(layer.mlp) for layer in decoder.layers} == {mlp}
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "olmo2", "glm4"])
+@pytest.mark.parametrize(
+    ("kind", "count", "mlp"),
+    [
+        ("gemma2", 4, GatedBranch),
+        ("gemma3_text", 4, GatedBranch),
+        ("exaone4", 2, GatedBranch),  # of what is added alone
+        ("kolibri1", 4, ModuleBranch),  # experts
+    ],
+)
+def test_a_decoder_that_norms_what_it_adds_runs_without_its_own_code(
+    kind: str, count: int, mlp: type, tmp_path: Path
+) -> None:
+    decoder = load(kind, tmp_path).fusion.decoder
+    assert isinstance(decoder, SandwichDecoder)
+    for layer in decoder.layers:
+        assert len(norms_of(layer)) == count and type(layer.mlp) is mlp
+
+
+def test_what_a_layer_adds_must_be_the_same_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm that the layer's own code scales once more."""
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+
+    save_tiny("gemma2", tmp_path)
+    forward = Gemma2DecoderLayer.forward
+
+    def more(self: Any, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
+        return hidden + (forward(self, hidden, *given, **named) - hidden) * 1.001
+
+    monkeypatch.setattr(Gemma2DecoderLayer, "forward", more)
+    fusion = load_saved(tmp_path).fusion
+    forwards = {type(module.forward) for module in fusion.modules}
+    assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text", "exaone4"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_are_rounded_as_the_models_own_code_rounds(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """In 16 bits Gemma's are multiplied by one more than a weight before they are rounded, others after."""
+    save_tiny(kind, tmp_path)
+    model = load_saved(tmp_path, dtype)
+    decoder = model.fusion.decoder
+    assert isinstance(decoder, SandwichDecoder)
+    wide = {norm.weight.dtype for layer in decoder.layers for norm in norms_of(layer)}
+    assert wide == ({torch.float32} if kind.startswith("gemma") else {dtype})
+    module = next(each for each in model._decoder.modules() if type(each).__name__.endswith("RMSNorm"))
+    norm, x = norms.norm_of(module), torch.randn(50, module.weight.shape[0]).to(dtype)
+    assert norm is not None
+    same = torch_backend().rms_norm(x, norm.weight, norm.eps) == module(x)
+    assert float(same.float().mean()) > 0.99
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "glm4"])
 def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
-    """Norms behind attention and MLP, too, and norms over all heads."""
+    """Norms over all heads, and heads that are rotated in part."""
     fusion = load(kind, tmp_path).fusion
     forwards = {type(module.forward) for module in fusion.modules}
     assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
     fusion.undo()
     assert not fusion.modules
+
+
+def norms_of(layer: SandwichLayer) -> list[rms.Norm]:
+    found = (layer.before, layer.attended, layer.between, layer.behind)
+    return [norm for norm in found if norm is not None]
 
 
 def rotations(model: GeneralModel) -> list[nn.Module]:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, called, noise
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.pointwise.layer_norm import layer_norm_reference
-from quire.kernels.pointwise.norm import rms_norm_reference
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    weight: Tensor
-    eps: float
+from quire.kernels.pointwise.norm import Norm, rms_norm_reference
 
 
 def norm_of(module: nn.Module) -> Norm | None:
