@@ -20,6 +20,8 @@ from quire.kernels.linear.alone import (
     add_linear_reference,
     add_normed_linear,
     add_normed_linear_reference,
+    gated_linear,
+    gated_linear_reference,
     linear,
     linear_reference,
 )
@@ -27,7 +29,7 @@ from quire.kernels.linear.exact import exact_linear, exact_linear_reference
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import AddLayerNorm, wide_linear
 from quire.kernels.linear.sandwich import AddSandwich
-from quire.kernels.pointwise.activation import Activation, UngatedActivation, gated, gated_reference
+from quire.kernels.pointwise.activation import Activation, UngatedActivation
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
 from quire.kernels.pointwise.layer_norm import layer_norm, layer_norm_reference
@@ -76,7 +78,7 @@ class Backend:
     activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
     add_linear: AddLayerNorm = add_linear_reference
     add_normed_linear: AddSandwich = add_normed_linear_reference
-    gated: Callable[[Tensor, Activation], Tensor] = gated_reference
+    gated_linear: Callable[[Tensor, Linear, Activation], Tensor] = gated_linear_reference
     exact_linear: Callable[[Tensor, Linear], Tensor] = exact_linear_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
@@ -112,7 +114,7 @@ def triton_backend() -> Backend:
         activated_linear,
         add_linear,
         add_normed_linear,
-        gated,
+        gated_linear,
         exact_linear,
         route,
         wide_linear,

@@ -12,9 +12,16 @@ from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
-from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, PROJECT_IN, Product
+from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, GATE, PROJECT_IN, Product
 from quire.kernels.linear.sandwich import AddSandwich
-from quire.kernels.pointwise.activation import UNGATED, UngatedActivation, activated
+from quire.kernels.pointwise.activation import (
+    UNGATED,
+    Activation,
+    UngatedActivation,
+    activated,
+    gated,
+    gated_reference,
+)
 from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
@@ -39,6 +46,21 @@ def activated_linear(x: Tensor, layer: Linear, activation: UngatedActivation) ->
     linear_of_one(
         out, x, layer.weight, layer.bias, None, 0.0, gated=False, added=False, activation=activation
     )
+    return out
+
+
+def gated_linear(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+    """Compute activation(gate) · up of x [T, K] by a fused gate and up projection [2I, K] -> [T, I]."""
+    if not _has_kernels(x, layer):
+        return gated(layer(x), activation)
+    x = x.contiguous()
+    if activation == "silu":
+        chosen = plan_gated_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+        return chosen.run(Hidden(x, x), layer.weight, 0.0, layer)
+    if len(x) != 1:
+        return gated(linear(x, layer), activation)
+    out = torch.empty(1, layer.weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    linear_of_one(out, x, layer.weight, layer.bias, None, 0.0, gated=True, added=False, activation=activation)
     return out
 
 
@@ -76,6 +98,14 @@ def plan_linear(
 
 
 @lru_cache(maxsize=4096)
+def plan_gated_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[ProjectIn]:
+    """Return what computes SiLU of a gate times an up projection of tokens, their norm at hand."""
+    return choose(GATE, _product(gpu, dtype, tokens, weight, tuning, gated=True))
+
+
+@lru_cache(maxsize=4096)
 def plan_add_linear(
     gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
 ) -> Chosen[AddLayerNorm]:
@@ -91,9 +121,11 @@ def plan_add_normed_linear(
     return choose(ADD_SANDWICH, _product(gpu, dtype, tokens, weight, tuning))
 
 
-def _product(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning) -> Product:
+def _product(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning, *, gated: bool = False
+) -> Product:
     narrow = weight.inputs <= tuning.fused_columns
-    fits = skinny.supports(gpu, dtype, 1, weight, gated=False)
+    fits = skinny.supports(gpu, dtype, 1, weight, gated=gated)
     fused = gpu.has_kernels and tokens <= (skinny.MOST_TOKENS if narrow and fits else 1)
     return Product(gpu, dtype, tokens, weight, tuning, fused)
 
@@ -112,6 +144,11 @@ def linear_reference(x: Tensor, layer: Linear) -> Tensor:
 def activated_linear_reference(x: Tensor, layer: Linear, activation: UngatedActivation) -> Tensor:
     """Do the same as `activated_linear` in plain torch."""
     return UNGATED[activation](layer(x))
+
+
+def gated_linear_reference(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+    """Do the same as `gated_linear` in plain torch."""
+    return gated_reference(layer(x), activation)
 
 
 def add_linear_reference(

@@ -108,6 +108,7 @@ SPILLS_LIMIT = {
     "gemv_add": 0,
     "gemv_gate_up": 0,
     "gemv_gelu": 0,
+    "gemv_geglu": 0,
     "gemv_exact": 0,
     "layer_norm": 0,
     "sandwich_norm": 0,
@@ -323,7 +324,8 @@ def plain_variants() -> dict[str, Case]:
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 1024, "ADDED": True}
     linear |= {"KIND": None}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "CHUNK": 512}
-    gate_up |= {"GATED": True, "ADDED": False, "bias": None}
+    gate_up |= {"GATED": True, "ADDED": False, "bias": None, "KIND": "silu"}
+    geglu = gate_up | {"OUTPUTS": 6912, "COLUMNS": 1152, "norm": None, "KIND": "gelu_tanh"}
     linear |= {"GATED": False, "bias": None, "norm": None}
     activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
     del activated["bias"]
@@ -335,6 +337,7 @@ def plain_variants() -> dict[str, Case]:
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
+        "gemv_geglu": (gemv._gemv_kernel, geglu, {"num_warps": 1}),
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
         "sandwich_norm": (sandwich_norm._sandwich_kernel, gemma, {"num_warps": 8}),

@@ -68,7 +68,7 @@ class GatedModule:
     def of(self, x: Tensor) -> Tensor:
         """Compute x [T, H] -> [T, H]."""
         gated, backend = self._gated, self._backend
-        return backend.linear(backend.gated(backend.linear(x, gated.gate_up), gated.activation), gated.down)
+        return backend.linear(backend.gated_linear(x, gated.gate_up, gated.activation), gated.down)
 
 
 class LinearModule:

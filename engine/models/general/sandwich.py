@@ -41,7 +41,7 @@ class GatedBranch:
 
     def add(self, normed: Tensor, residual: Tensor, inner: Norm | None, outer: Norm | None) -> Tensor:
         gated, backend = self._gated, self._backend
-        x = backend.gated(backend.linear(normed, gated.gate_up), gated.activation)
+        x = backend.gated_linear(normed, gated.gate_up, gated.activation)
         return backend.add_normed_linear(residual, x, gated.down, inner, outer)
 
 
