@@ -2,7 +2,8 @@
 
 A step of 256 decodes and one of 2,048 prompt tokens; readers are processes that decode each frame. They look
 for it all along, as ranks with GPUs do while a step is computed, or sleep, as they do when there was none for
-a while. Rank 0 is busy before, as with its device, or with the plan. No GPU.
+a while. Rank 0 is busy before, as with its device, or with the plan. Steps before those that count warm all
+of them up. No GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from quire.engine.parallel.frames import decode, encode_step
 from quire.engine.schedule.plan import StepPlan
 from quire.loadtest.command import add_line, command_parser
 
-STEPS = 500
+STEPS = 500  # that count, of each kind
+WARM_UP_STEPS = 200
 PAUSE_SECONDS = 0.002  # between steps
 SPIN_SECONDS = 5e-4  # for which readers that look do so when nothing is computed
 
@@ -76,16 +78,17 @@ def be_busy(seconds: float) -> None:
 def measure(readers: int, *, look: bool) -> Iterator[dict[str, object]]:
     """Yield how long each step took to be sent, and to be with the last reader."""
     steps, writer = plans(), Writer(readers)
+    frames = (WARM_UP_STEPS + STEPS) * len(steps)
     forked = multiprocessing.get_context("fork")
     processes = [
-        forked.Process(target=read, args=(writer.fd, i, readers, STEPS * len(steps)), kwargs={"look": look})
+        forked.Process(target=read, args=(writer.fd, i, readers, frames), kwargs={"look": look})
         for i in range(readers)
     ]
     for process in processes:
         process.start()
     for name, plan in steps.items():
         sent, taken = [], []
-        for _ in range(STEPS):
+        for _ in range(WARM_UP_STEPS + STEPS):
             be_busy(PAUSE_SECONDS)
             begin = time.perf_counter()
             writer.send(encode_step(plan, 0), lambda: None)
@@ -97,8 +100,8 @@ def measure(readers: int, *, look: bool) -> Iterator[dict[str, object]]:
             "ranks": readers + 1,
             "step": name,
             "others": "look" if look else "sleep",
-            "sent_us": round(statistics.median(sent) * 1e6, 1),
-            "taken_us": round(statistics.median(taken) * 1e6, 1),
+            "sent_us": round(statistics.median(sent[WARM_UP_STEPS:]) * 1e6, 1),
+            "taken_us": round(statistics.median(taken[WARM_UP_STEPS:]) * 1e6, 1),
         }
     for process in processes:
         process.join()

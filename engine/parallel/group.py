@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions
+from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions
 
 from quire.engine.parallel.peers import NoPeers, connect, measured
+from quire.engine.parallel.sums import sum_in_order, sum_in_slices
 from quire.kernels.parallel.buffers import SymmetricBuffers
 from quire.kernels.parallel.ranks import PeerSums, rounded
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
@@ -22,6 +23,7 @@ from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
 logger = logging.getLogger("quire.engine")
 
 TIMEOUT = timedelta(minutes=30)  # of the library's own; ranks that hang are noticed long before
+SLICED_BYTES = 2**18  # of a rank's term, from which on each rank adds up a slice of the numbers
 
 
 class OneOfRanks:
@@ -96,15 +98,13 @@ class RankGroup:
         """Return the sum of every rank's x, contiguous, in the order of the ranks; x may be overwritten."""
         if self.peers is not None and self.peers.supports(x):
             return self.peers.all_reduce(x)
-        if self._nccl is not None:
+        # The libraries' own sums of more than two add in an order that depends on where a number stands.
+        if self._nccl is not None and self.size == 2:
             _finish(self._nccl.allreduce([x], _on_this_stream(AllreduceOptions())))
             return x
-        # Gloo's own sum adds in an order that depends on where in the tensor a number stands.
-        terms = self.all_gather(x)
-        total = terms[0]
-        for term in terms[1:]:
-            total += term
-        return total
+        if self._nccl is not None and x.nbytes >= SLICED_BYTES:
+            return sum_in_slices(x, self.size, self._exchange, self.all_gather)
+        return sum_in_order(self.all_gather(x))
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual)."""
@@ -120,6 +120,14 @@ class RankGroup:
         else:
             self._host.allgather([list(gathered.unbind())], [x]).wait()
         return gathered
+
+    def _exchange(self, x: Tensor) -> Tensor:
+        """Send row i of x [size, N] to rank i, between GPUs -> what every rank sent to this one."""
+        assert self._nccl is not None
+        received = torch.empty_like(x)
+        options = _on_this_stream(AllToAllOptions())
+        _finish(self._nccl.alltoall_base(received, x, [], [], options))
+        return received
 
     def gather(self, value: int) -> tuple[int, ...]:
         """Return every rank's value, on the host."""

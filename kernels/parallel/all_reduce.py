@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.launch import dependent_launch
 from quire.kernels.parallel.buffers import SymmetricBuffers
 from quire.kernels.parallel.exchange import begin_call, clear, end_call, received, send, sendable
+from quire.kernels.parallel.terms import sum_terms_reference
 from quire.kernels.pointwise.norm import add_rms_norm_reference
 
 TILE = 2048  # numbers of a tile of two-shot sums
@@ -29,10 +30,7 @@ WHOLE = (0, 9)  # the phases of a call: all of them
 
 def all_reduce_reference(terms: list[Tensor]) -> Tensor:
     """Add the ranks' terms in plain torch: in fp32, in their order, rounded once."""
-    total = torch.zeros(terms[0].shape, dtype=torch.float32, device=terms[0].device)
-    for term in terms:
-        total += term.float()
-    return total.to(terms[0].dtype)
+    return sum_terms_reference(torch.stack(terms))
 
 
 def all_reduce_norm_reference(

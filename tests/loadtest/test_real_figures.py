@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from quire.loadtest.__main__ import main
@@ -16,7 +17,14 @@ from quire.loadtest.evaluation.figure import Figure, Table
 from quire.loadtest.evaluation.real import case, plan, rate_figures
 from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime
 from quire.loadtest.evaluation.real.case import Case, CaseRun, Outcome, measure
-from quire.loadtest.evaluation.real.prediction import RealResults, SimulatedServer, read_real_results
+from quire.loadtest.evaluation.real.prediction import (
+    Compared,
+    RealResults,
+    SimulatedServer,
+    alike,
+    durations,
+    read_real_results,
+)
 from quire.loadtest.evaluation.real.results import Results
 from quire.loadtest.evaluation.real.transfers import TransferTime
 from quire.loadtest.evaluation.real.variants import VariantTimes
@@ -162,6 +170,21 @@ def test_the_report_has_the_real_figures(
     assert (tmp_path / "report" / "fig18a-real-1.svg").exists()
     assert main([*figures, "--real", str(tmp_path / "none")]) == 1
     assert "fig15-real needs runs of a real engine" in capsys.readouterr().err
+
+
+def test_long_runs_stand_beside_long_ones_only(folder: Path) -> None:
+    results = read_real_results(folder, Setting())
+    assert results is not None
+
+    def run_of(until: float) -> Compared:
+        run = results.runs[0]
+        return Compared(msgspec.structs.replace(run.case, until=until), run.real, run.simulated)
+
+    some = alike({"paged": [run_of(60.0), run_of(12.0)], "oracle": [run_of(7.0)], "max": []})
+    assert {kind: run.case.until for kind, run in some.items()} == {"paged": 12.0, "oracle": 7.0}
+    assert durations(some.values()) == "A run takes 7 to 12 s."
+    both = alike({"paged": [run_of(12.0), run_of(60.0)], "oracle": [run_of(60.0), run_of(7.0)]})
+    assert durations(both.values()) == "Each run takes 60 s."
 
 
 def test_what_was_not_measured_has_no_table(folder: Path, tmp_path: Path) -> None:

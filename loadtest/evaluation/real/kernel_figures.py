@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.loadtest.evaluation.block_size import LAYOUTS, PAPER_BEST, PAPER_SWAP, cheaper_from
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Line, Table
 from quire.loadtest.evaluation.real.attention import SIZE_BATCH, SIZE_CONTEXT, SIZE_HEADS
-from quire.loadtest.evaluation.real.prediction import Compared, RealResults
+from quire.loadtest.evaluation.real.prediction import Compared, RealResults, alike, durations
 from quire.loadtest.evaluation.real.rate_figures import OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
 
@@ -68,14 +68,15 @@ def fig18a(results: RealResults) -> Figure:
 def fig18b(results: RealResults) -> Figure:
     rows: list[list[Cell]] = []
     best: list[list[Cell]] = []
+    shown: list[Compared] = []
     charts: list[Chart] = []
     for workload, paper in PAPER_BEST.items():
         fields = {**PLAIN, "workload": workload, "kind": "paged", "share": None}
         sizes = sorted(results.costs)
-        found = {size: results.find(**{**fields, "block_size": size}) for size in sizes}
-        runs = {size: each[0] for size, each in found.items() if each}
+        runs = alike({size: results.find(**{**fields, "block_size": size}) for size in sizes})
         if not runs:
             continue
+        shown += runs.values()
         for size, run in runs.items():
             rows.append(
                 [
@@ -136,6 +137,7 @@ def fig18b(results: RealResults) -> Figure:
     ]
     notes = [
         OVERLOAD,
+        durations(shown),
         "Blocks below 16 are read by the plain kernel, a key's address at a time; Hopper's own kernels take "
         "those from 16 on.",
     ]
@@ -196,21 +198,24 @@ def fig19(results: RealResults) -> Figure:
         log_y=True,
     )
     notes = ["Nothing else runs meanwhile in (a). In (b) transfers run beside the steps.", OVERLOAD]
+    notes.append(durations(runs))
     name = "Swapping against recomputing by block size, on a real engine"
     return real_figure(results, "fig19", name, [moved, meet, end_to_end], [chart] if times else [], notes)
 
 
 def _preempted(results: RealResults) -> list[Compared]:
     """Return ShareGPT's overloads by block size: swapped, and recomputed, with a host memory or without."""
-    runs = []
+    groups: dict[tuple[int, str], list[Compared]] = {}
     for size in sorted(results.costs):
         plain = {"workload": "ShareGPT", "kind": "paged", "share": None, "n": 1, "beam_width": 0}
         swapped, recomputed = (
             results.find(**plain, block_size=size, preemption=mode) for mode in ("swap", "recompute")
         )
         if swapped and recomputed:
-            runs += [swapped[0], max(recomputed, key=lambda run: run.case.host_slots)]
-    return runs
+            slots = max(run.case.host_slots for run in recomputed)
+            groups[size, "swap"] = swapped
+            groups[size, "recompute"] = [run for run in recomputed if run.case.host_slots == slots]
+    return list(alike(groups).values())
 
 
 def tutorials(results: RealResults) -> Figure:

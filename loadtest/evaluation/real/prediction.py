@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quire.loadtest.client.sessions import Session
 from quire.loadtest.evaluation.real.attention import AttentionTime, BlockSizeTime
@@ -21,6 +21,9 @@ from quire.loadtest.simulator.step_costs import StepCosts, fit, read_records
 from quire.loadtest.simulator.systems import System
 
 FITTED = 16  # the block size whose steps are recorded over a grid
+LONG_SECONDS = 60.0  # of a run whose memory is full for most of it
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,24 @@ class RealResults:
             for run in self.runs
             if all(getattr(run.case, name) == value for name, value in fields.items())
         ]
+
+
+def alike(groups: Mapping[Key, Sequence[Compared]]) -> dict[Key, Compared]:
+    """Choose one run of each group that has any: long ones if there are long ones of all, else short ones.
+
+    A folder may hold both, since measuring anew goes on where it stopped.
+    """
+    by_length = {key: sorted(runs, key=lambda run: run.case.until) for key, runs in groups.items() if runs}
+    are_long = all(runs[-1].case.until >= LONG_SECONDS for runs in by_length.values())
+    return {key: runs[-1 if are_long else 0] for key, runs in by_length.items()}
+
+
+def durations(runs: Iterable[Compared]) -> str:
+    """Say how long runs take, as a figure's note."""
+    seconds = sorted({run.case.until for run in runs})
+    if len(seconds) <= 1:
+        return "".join(f"Each run takes {each:g} s." for each in seconds)
+    return f"A run takes {seconds[0]:g} to {seconds[-1]:g} s."
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from quire.loadtest.evaluation.memory_waste import PAPER as PAPER_SHARES
 from quire.loadtest.evaluation.memory_waste import PARTS
 from quire.loadtest.evaluation.real.case import Outcome
 from quire.loadtest.evaluation.real.plan import BATCHES, latency_limit
-from quire.loadtest.evaluation.real.prediction import Compared, RealResults
+from quire.loadtest.evaluation.real.prediction import Compared, RealResults, alike, durations
 from quire.loadtest.evaluation.request_rates import PAPER_BATCHES, PAPER_RATIOS
 from quire.loadtest.evaluation.setting import ratio
 from quire.loadtest.simulator.systems import NAMES, Kind
@@ -39,7 +39,8 @@ def fig2(results: RealResults) -> Figure:
     slots = results.runs[0].case.slots
     notes = [
         f"{slots} slots, as many as the paper had beside OPT-13B; ShareGPT-like lengths. Each run begins "
-        "with empty memory and takes a few seconds, so less of what is reserved is filled than in a long one."
+        "with empty memory, so less of what is reserved is filled than in the paper's hours.",
+        durations(runs.values()),
     ]
     table = Table(title=title, header=header, rows=rows)
     title = "Share of the KV memory that holds token states, on a real engine"
@@ -61,7 +62,7 @@ def fig12(results: RealResults) -> Figure:
         if "paged" not in runs:
             continue
         sustained = {kind: (run.real.sustained, run.simulated.sustained) for kind, run in runs.items()}
-        title = f"{workload}: under overload"
+        title = f"{workload}: under overload ({durations(runs.values()).rstrip('.').lower()})"
         tables.append(_ratios(title, "sustained, requests/s", sustained, PAPER_RATIOS[workload]))
         curves = {kind: _curve(results, workload, kind) for kind in KINDS}
         curves = {kind: each for kind, each in curves.items() if each and curves["paged"]}
@@ -84,7 +85,7 @@ def fig12(results: RealResults) -> Figure:
 
 
 def fig13(results: RealResults) -> Figure:
-    tables, charts = [], []
+    tables, charts, shown = [], [], list[Compared]()
     notes = [
         "Each run begins with empty memory: all sequences are short at first, so that more of them fit than "
         "later, and than in the paper's hours."
@@ -93,6 +94,7 @@ def fig13(results: RealResults) -> Figure:
         runs = _overloads(results, workload)
         if not runs:
             continue
+        shown += runs.values()
         rows: list[list[Cell]] = [
             [NAMES[kind], run.real.mean_requests, run.simulated.mean_requests, paper[kind]]
             for kind, run in runs.items()
@@ -107,6 +109,7 @@ def fig13(results: RealResults) -> Figure:
         }
         names = [NAMES[kind] for kind in runs]
         charts.append(bars(f"Batched requests, {workload}", "requests", names, values))
+    notes.append(durations(shown))
     return real_figure(
         results, "fig13", "Requests under way at once, on a real engine", tables, charts, notes
     )
@@ -146,8 +149,7 @@ def _points(workload: str, curves: Mapping[Kind, list[Compared]]) -> Table:
 
 def _overloads(results: RealResults, workload: str, kinds: Sequence[Kind] = KINDS) -> dict[Kind, Compared]:
     fields = {**PLAIN, "workload": workload, "share": None}
-    found = {run.case.kind: run for run in results.find(**fields)}
-    return {kind: found[kind] for kind in kinds if kind in found}
+    return alike({kind: results.find(**fields, kind=kind) for kind in kinds})
 
 
 def _curve(results: RealResults, workload: str, kind: Kind) -> list[Compared]:

@@ -51,10 +51,10 @@ class RealServer:
     def run(self, sessions: list[Session], system: System, until: float) -> Run:
         """Serve sessions, prompts folded into the vocabulary. Raise ValueError where one needs more room."""
         self._check(system)
+        folded = [_fold(session, self.info.vocab_size) for session in sessions]
         clock = WallClock()
         runner = RecordingRunner(self.runner)
         core = EngineCore(system.scheduler(self.info.vocab_size), runner, clock)
-        folded = [_fold(session, self.info.vocab_size) for session in sessions]
         run = serve(folded, core, system.memory(), system.slots, clock, runner, until=until)
         self.records = runner.records[:: max(1, len(runner.records) // KEPT_STEPS)]
         return run

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from quire.loadtest.evaluation.chatbot import PAPER_RATIO as PAPER_CHATBOT_RATIO
 from quire.loadtest.evaluation.figure import Cell, Chart, Figure, Table, bars
-from quire.loadtest.evaluation.real.prediction import RealResults
+from quire.loadtest.evaluation.real.prediction import Compared, RealResults, alike, durations
 from quire.loadtest.evaluation.real.rate_figures import KINDS, OVERLOAD, PLAIN, real_figure
 from quire.loadtest.evaluation.setting import ratio
 from quire.loadtest.evaluation.shared_prefix import PREFIXES
@@ -33,7 +33,7 @@ def fig14(results: RealResults) -> Figure:
     wanted: dict[str, Mapping[str, object]] = {"basic": plain}
     wanted |= {f"{width} samples": {**plain, "n": width} for width in WIDTHS}
     wanted |= {f"beams of {width}": {**plain, "beam_width": width} for width in WIDTHS}
-    rows = _against(
+    rows, notes = _against(
         results,
         {
             name: (fields, {"oracle": PAPER_RATIOS[name]} if name in PAPER_RATIOS else {})
@@ -42,16 +42,18 @@ def fig14(results: RealResults) -> Figure:
     )
     table = Table(title="Alpaca: sustained under overload", header=RATIO_HEADER, rows=rows)
     title = "Parallel samples and beam search, on a real engine"
-    return real_figure(results, "fig14", title, [table], _ratio_chart("Alpaca", rows), [OVERLOAD])
+    return real_figure(results, "fig14", title, [table], _ratio_chart("Alpaca", rows), notes)
 
 
 def fig15(results: RealResults) -> Figure:
     rows: list[list[Cell]] = []
+    shown: list[Compared] = []
     for workload in WORKLOADS:
         for how, field in (("samples", "n"), ("beams", "beam_width")):
             for width in WIDTHS:
                 fields = {**PLAIN, "workload": workload, "kind": "paged", field: width}
-                for run in results.find(**fields):
+                for run in alike({width: results.find(**fields)}).values():
+                    shown.append(run)
                     paper = PAPER_SAVED.get((workload, how, width))
                     saved = [run.real.blocks_saved, run.simulated.blocks_saved]
                     rows.append([workload, f"{how}, {width}", *saved, paper])
@@ -62,7 +64,8 @@ def fig15(results: RealResults) -> Figure:
     )
     notes = [
         "Which beams go on is what a model with random weights says here, and an assumption about the gaps "
-        "between log-probabilities in the simulation; what samples save depends on neither."
+        "between log-probabilities in the simulation; what samples save depends on neither.",
+        durations(shown),
     ]
     charts: list[Chart] = []
     for workload in WORKLOADS:
@@ -79,36 +82,39 @@ def fig16(results: RealResults) -> Figure:
         )
         for name, (length, paper) in PREFIXES.items()
     }
-    rows = _against(results, wanted)
+    rows, notes = _against(results, wanted)
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
     title = "A prefix that all requests share, on a real engine"
-    return real_figure(results, "fig16", title, [table], _ratio_chart("Translation", rows), [OVERLOAD])
+    return real_figure(results, "fig16", title, [table], _ratio_chart("Translation", rows), notes)
 
 
 def fig17(results: RealResults) -> Figure:
     paper: Paper = {kind: PAPER_CHATBOT_RATIO for kind in KINDS}
-    rows = _against(results, {"chatbot": ({"workload": "chatbot"}, paper)})
+    rows, notes = _against(results, {"chatbot": ({"workload": "chatbot"}, paper)})
     table = Table(title="Sustained under overload", header=RATIO_HEADER, rows=rows)
     charts = _ratio_chart("Chatbot", rows)
-    return real_figure(results, "fig17", "A chatbot, on a real engine", [table], charts, [OVERLOAD])
+    return real_figure(results, "fig17", "A chatbot, on a real engine", [table], charts, notes)
 
 
 def _against(
     results: RealResults, wanted: Mapping[str, tuple[Mapping[str, object], Paper]]
-) -> list[list[Cell]]:
-    """Return rows of RATIO_HEADER: Quire beside each other system that has run what is wanted, too."""
+) -> tuple[list[list[Cell]], list[str]]:
+    """Return rows of RATIO_HEADER, and notes: Quire beside each other system that has run what is wanted."""
     rows: list[list[Cell]] = []
+    shown: list[Compared] = []
     for name, (fields, paper) in wanted.items():
-        found = {run.case.kind: run for run in results.find(**fields)}
+        runs = {kind: results.find(**fields, kind=kind) for kind in KINDS}
         for kind in KINDS[1:]:
-            if not {"paged", kind} <= found.keys():
+            found = alike({each: runs[each] for each in ("paged", kind)})
+            if len(found) < 2:
                 continue
+            shown += found.values()
             row: list[Cell] = [name, NAMES[kind]]
             for side in ("real", "simulated"):
                 ours, other = (getattr(found[each], side).sustained for each in ("paged", kind))
                 row += [ours, other, ratio(ours, other)]
             rows.append([*row, paper.get(kind)])
-    return rows
+    return rows, [OVERLOAD, durations(shown)]
 
 
 def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
