@@ -7,13 +7,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
 from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, GATE, PROJECT_IN, Product
-from quire.kernels.linear.sandwich import AddSandwich
+from quire.kernels.linear.sandwich import AddSandwich, merging_add
 from quire.kernels.pointwise.activation import (
     UNGATED,
     Activation,
@@ -76,12 +77,14 @@ def add_linear(
 
 
 def add_normed_linear(
-    residual: Tensor, x: Tensor, layer: Linear, inner: Norm | None, outer: Norm | None
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
 ) -> Tensor:
     """Add the inner norm of `linear` of x to residual [T, N] in place; return the outer norm of the sum.
 
-    As `sandwich_norm` does of what the product gives.
+    As `sandwich_norm` does of what the product gives. x may be attention that is still to be merged.
     """
+    if isinstance(x, SplitPartials):
+        return merging_add(residual, x, layer, inner, outer)
     if not _has_kernels(x, layer):
         return sandwich_norm(layer(x), residual, inner, outer)
     x = x.contiguous()
@@ -159,7 +162,8 @@ def add_linear_reference(
 
 
 def add_normed_linear_reference(
-    residual: Tensor, x: Tensor, layer: Linear, inner: Norm | None, outer: Norm | None
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
 ) -> Tensor:
     """Do the same as `add_normed_linear` in plain torch."""
+    assert isinstance(x, Tensor)
     return sandwich_norm_reference(layer(x), residual, inner, outer)

@@ -13,10 +13,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.linear.hopper_matmul import hopper_matmul
 from quire.kernels.linear.hopper_stream import Tiling, hopper_linear_parts
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import FusedProduct
+from quire.kernels.linear.split_output import split_output
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
 
@@ -40,6 +42,13 @@ def streamed_add(
 ) -> Tensor:
     """Leave parts of long sums to the norm."""
     return sandwich_norm(hopper_linear_parts(x, layer.weight, tiles), residual, inner, outer)
+
+
+def merging_add(
+    residual: Tensor, x: SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
+) -> Tensor:
+    """Merge what split attention left on the way into the product."""
+    return sandwich_norm(split_output(layer.weight, layer.bias, x), residual, inner, outer)
 
 
 def library_add(residual: Tensor, x: Tensor, layer: Linear, inner: Norm | None, outer: Norm | None) -> Tensor:

@@ -19,9 +19,11 @@ from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.alone import add_normed_linear, add_normed_linear_reference
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import reference_add
 from quire.kernels.linear.recipes import PROJECT_OUT, Product
+from quire.kernels.pointwise.norm import Norm
 from quire.kernels.recipes import choose
 from quire.kernels.shapes import LayerShape
 from quire.kernels.tuning import H100
@@ -100,6 +102,26 @@ def add_decoded(residual, output, qkv, batch, layer, cache):
 def add_decoded_reference(residual, output, qkv, batch, layer, cache):
     attended = attend.attend_reference(qkv, batch, layer, cache)
     reference_add(residual, attended, output, torch.ones_like(residual[0]), EPS)
+
+
+def normed_decoded(residual, output, qkv, batch, layer, cache):
+    """Attend and project as layers do that norm what they add; leave the norm of the sum in its place."""
+    case = attending(qkv, batch, layer, cache, len(output.weight), fused=True)
+    table = ATTEND if qkv.is_cuda else ATTEND[1:]
+    zeros = qkv.new_zeros(len(qkv), layer.num_heads, layer.head_dim)
+    with mock.patch.object(attend, "room_for", lambda *_: zeros):
+        attended = choose(table, case).run(qkv, batch, layer, cache)
+    residual.copy_(add_normed_linear(residual, attended, output, *norms_of(residual)))
+
+
+def normed_decoded_reference(residual, output, qkv, batch, layer, cache):
+    attended = attend.attend_reference(qkv, batch, layer, cache)
+    residual.copy_(add_normed_linear_reference(residual, attended, output, *norms_of(residual)))
+
+
+def norms_of(residual):
+    weight = torch.linspace(0.5, 1.5, residual.shape[1], device=residual.device)
+    return Norm(weight, EPS), Norm(weight.to(residual.dtype), EPS)
 
 
 class Step:
@@ -450,3 +472,13 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
     scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match="not for a cache in fp8"):
         decode(q, out, batch, step.layer, LayerCache(fp8, FP8, scales), DecodeMode.NEW)
+
+
+@pytest.mark.parametrize("shape", OUTPUT_SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms_of_what_is_decoded(shape, biased, dtype, device):
+    step = Output(shape, dtype, device, biased=biased)
+    there = step.paged.context_lens > 0
+    expected = step.run(normed_decoded_reference)[there].float()
+    apart = (step.run(normed_decoded)[there].float() - expected).norm(dim=1)
+    assert (apart <= TOLERANCE[dtype] * expected.norm(dim=1)).all()

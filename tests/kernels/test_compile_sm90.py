@@ -117,6 +117,7 @@ SPILLS_LIMIT = {
     "embed": 0,
     "merge": 0,
     "split_output": 0,
+    "split_output_alone": 0,
     "thresholds": 0,
     "chunk_argmax": 0,
     "argmax": 0,
@@ -507,11 +508,15 @@ def few_tokens_variants() -> dict[str, Case]:
             GluonASTSource, kernel, constants, types | result, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
-    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND}
+    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "ADDED": True}
     pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= {"context_lens": "*i32"}
     found["split_output"] = Case(
         GluonASTSource, split_output._kernel, output, pointers, pointers, {"num_warps": 8}
+    )
+    alone = output | {"HEADS": 4, "HEAD_DIM": 256, "ADDED": False}
+    found["split_output_alone"] = Case(
+        GluonASTSource, split_output._kernel, alone, pointers, pointers, {"num_warps": 4}
     )
     return found
 

@@ -22,7 +22,6 @@ from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.operations import whole
 from quire.kernels.plan import plan_attention
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.shapes import LayerShape
@@ -100,7 +99,7 @@ class SandwichDecoder:
             strict=True,
         ):
             qkv = backend.linear(normed, layer.attending.qkv)
-            x = whole(attend.run(qkv, own, layer.attending.layer, cache))
+            x = attend.run(qkv, own, layer.attending.layer, cache)
             residual, output = of_newest(residual, newest), layer.attending.output
             normed = backend.add_normed_linear(residual, x, output, layer.attended, layer.between)
             normed = layer.mlp.add(normed, residual, layer.behind, norm_after)
@@ -167,7 +166,7 @@ def _shape(layer: SandwichLayer, cache: CacheSpec, dtype: torch.dtype) -> LayerS
         output=attending.output.matrix,
         up=None,
         down=None,
-        gated=False,
+        gated=True,
         plain=attending.layer.plain,
         chunked=attending.layer.chunked,
     )
