@@ -43,9 +43,10 @@ def _sum_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
+    width = tl.cast(length, tl.int64)  # a length of 1 is no tensor
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < length
+    inside = place < width
     total = tl.zeros([BLOCK], tl.float32)
     for term in tl.static_range(TERMS):
-        total += tl.load(terms_ptr + length.to(tl.int64) * term + place, inside, other=0.0).to(tl.float32)
+        total += tl.load(terms_ptr + width * term + place, inside, other=0.0).to(tl.float32)
     tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), inside)

@@ -210,7 +210,8 @@ def small_cases() -> dict[str, Case]:
     drawn = of_two | {"CHUNKS": 32, "CHUNKS_PADDED": 32, "RANKS_PADDED": 2}
     narrowed = searched | {"DTYPE": tl.bfloat16}
     best = all_known | {"CHUNKS": 38, "CHUNKS_PADDED": 64, "WIDTH": 32}
-    eight = {"TERMS": 8, "BLOCK": terms.BLOCK, "DEPENDENT": True}
+    eight: dict[str, object] = {"TERMS": 8, "BLOCK": terms.BLOCK, "DEPENDENT": True}
+    bf16_terms = dict.fromkeys(("terms_ptr", "total_ptr"), "*bf16")
     gate_of_8b = {"WIDTH": 14336, "BLOCK": 1024, "KIND": "silu", "DEPENDENT": True}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
@@ -221,7 +222,8 @@ def small_cases() -> dict[str, Case]:
         "logprobs_merge": (logprobs.merge_kernel, best, 8, {}),
         "one_shot_sum": (all_reduce._one_shot_kernel, of_two | wide, 16, {"rows": "i32"}),
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
-        "sum_terms": (terms._sum_kernel, eight, 8, {"terms_ptr": "*bf16", "total_ptr": "*bf16"}),
+        "sum_terms": (terms._sum_kernel, eight, 8, bf16_terms),
+        "sum_one_number": (terms._sum_kernel, eight | {"length": 1}, 8, bf16_terms),
         "kept_by_peers": (peer_sampling._keep_kernel, kept, 8, {}),
         "drawn_by_peers": (peer_sampling._best_kernel, drawn, 4, {"best_ptr": "*fp32"}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
