@@ -11,6 +11,7 @@ from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.hopper_stream import hopper_gated_linear, suits_hopper_linear, tiling
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
 from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, GATE, PROJECT_IN, Product
@@ -59,6 +60,10 @@ def gated_linear(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
         chosen = plan_gated_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
         return chosen.run(Hidden(x, x), layer.weight, 0.0, layer)
     if len(x) != 1:
+        if layer.bias is None and suits_hopper_linear(x, layer.weight):
+            tiles = tiling(len(x), *layer.weight.shape, gated=True, divided=False)
+            if tiles is not None:
+                return hopper_gated_linear(x, layer.weight, tiles, activation)
         return gated(linear(x, layer), activation)
     out = torch.empty(1, layer.weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     linear_of_one(out, x, layer.weight, layer.bias, None, 0.0, gated=True, added=False, activation=activation)

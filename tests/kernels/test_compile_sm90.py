@@ -92,6 +92,8 @@ SPILLS_LIMIT = {
     "hopper_linear_narrow_64": 0,
     "hopper_linear_narrow_gated_256": 0,
     "hopper_linear_narrow_parts_64": 0,
+    "hopper_linear_gelu_tanh_16": 0,
+    "hopper_linear_gelu_128": 0,
     "hopper_matmul": 0,
     "hopper_matmul_silu": 0,
     "hopper_matmul_add": 0,
@@ -552,6 +554,8 @@ def hopper_linear_variants() -> dict[str, Case]:
         "narrow_64": (64, 4096, 1024, False, False),
         "narrow_gated_256": (256, 6144, 1024, True, False),
         "narrow_parts_64": (64, 1024, 3072, False, True),
+        "gelu_tanh_16": (16, 13824, 1152, True, False),
+        "gelu_128": (128, 13824, 1152, True, False),
     }
     found = {}
     for name, (count, outputs, columns, gated, divided) in layers.items():
@@ -559,6 +563,8 @@ def hopper_linear_variants() -> dict[str, Case]:
         assert tiles is not None
         constants: dict[str, object] = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "CHUNK": tiles.chunk}
         constants |= {"STAGES": tiles.stages, "GATED": gated}
+        kind = name.rpartition("_")[0] if name.startswith("gelu") else "silu"
+        constants |= {"KIND": kind if gated else None}
         constants |= {"bias": None} if gated or divided else {}
         types = {
             "out": "*fp32" if divided else "*bf16",

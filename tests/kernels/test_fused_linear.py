@@ -91,13 +91,16 @@ def test_activated_linear(function, name, biased, tokens, dtype, device):
     assert_near(result / scale.to(dtype), exact / scale.to(dtype).double(), dtype)
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
+# The last ones are such as Hopper's kernels take.
+@pytest.mark.parametrize(
+    ("tokens", "columns", "outputs"), [(1, 100, 14), (2, 100, 14), (8, 1152, 512), (200, 512, 256)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("function", [gated_linear, gated_linear_reference])
-def test_gated_linear(function, name, biased, tokens, dtype, device):
-    x, _, weight, bias = draw(100, 14, dtype, device)
-    x = x.repeat(tokens, 1)
+def test_gated_linear(function, name, biased, tokens, columns, outputs, dtype, device):
+    _, _, weight, bias = draw(columns, outputs, dtype, device)
+    x = torch.randn(tokens, columns).to(device, dtype)
     result = function(x, Linear(weight, bias if biased else None), name)
     gate, up = F.linear(x.double(), weight.double(), bias.double() if biased else None).chunk(2, dim=1)
     exact = ACTIVATIONS[name](gate) * up
