@@ -355,7 +355,7 @@ def plain_variants() -> dict[str, Case]:
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
-    embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256}
+    embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256, "scale": None}
     vocabulary = {"VOCABULARY": 128256}
     chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True, "FIRST": 0}
     threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}

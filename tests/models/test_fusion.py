@@ -90,6 +90,22 @@ def test_a_decoder_that_norms_what_it_adds_runs_without_its_own_code(
         assert len(norms_of(layer)) == count and type(layer.mlp) is mlp
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_embedding_are_looked_up_and_scaled_at_once(
+    kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(kind, tmp_path)
+    model = load_saved(tmp_path, dtype)
+    module = model._decoder.embed_tokens
+    tokens = torch.tensor([3, 96, 0])
+    with torch.inference_mode():
+        expected = module(tokens)
+        monkeypatch.setattr(type(module), "forward", None)  # nobody asks it any more
+        assert model.fusion.decoder is not None
+        assert torch.equal(model.fusion.decoder._embed(tokens), expected)
+
+
 def test_what_a_layer_adds_must_be_the_same_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

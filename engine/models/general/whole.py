@@ -8,6 +8,7 @@ second norm as it is if that is no gated MLP; with layer norms and an MLP of two
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -168,8 +169,20 @@ def _embedding(
 ) -> Callable[[Tensor], Tensor] | None:
     """Return what gives the first layer its input [T, H] of tokens [T]."""
     first, module = seen.layers[0].whole.into, causal.get_input_embeddings()  # type: ignore[operator]
-    if torch.equal(embed(seen.tokens, module.weight, F.embedding, ranks), first):
-        return lambda tokens: embed_part(tokens, module.weight.data, backend.embed, ranks)
-    if torch.equal(module(seen.tokens[None])[0], first):  # it may scale, too
+    rows = embed(seen.tokens, module.weight, F.embedding, ranks)
+    for scale in (None, _scale(module)):
+        if torch.equal(rows if scale is None else rows * scale, first):
+            look_up = partial(backend.embed, scale=scale)
+            return lambda tokens: embed_part(tokens, module.weight.data, look_up, ranks)
+    if torch.equal(module(seen.tokens[None])[0], first):  # it may do more
         return lambda tokens: module(tokens.long()[None])[0]
     return None
+
+
+def _scale(module: nn.Module) -> float | None:
+    """Return what a module says that its rows are multiplied by, as its dtype has it."""
+    scale = getattr(module, "embed_scale", None)
+    if not isinstance(scale, Tensor | float) or (isinstance(scale, Tensor) and scale.numel() != 1):
+        return None
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return float(torch.as_tensor(scale).to(weight.dtype))
