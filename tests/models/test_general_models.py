@@ -195,6 +195,22 @@ def test_a_model_that_sees_images_answers_to_text(tmp_path: Path) -> None:
     assert torch.equal(*answers)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_files_that_are_written_meanwhile_change_nothing(tmp_path: Path, kind: str) -> None:
+    save_tiny(kind, tmp_path)
+    config = read_model(tmp_path, "transformers")
+    model, _ = load_model(
+        tmp_path, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=64
+    )
+    answers = [PagedDriver(model, config, 1, 64).generate([[5, 6, 7, 8]], 3)[1][0]]
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 8)
+        file.write(bytes(path.stat().st_size * 7 // 8))
+    answers.append(PagedDriver(model, config, 1, 64).generate([[5, 6, 7, 8]], 3)[1][0])
+    assert torch.equal(*answers)
+
+
 def test_chunks_are_windows_of_the_cache(tmp_path: Path) -> None:
     """What lies before a chunk is behind a window of its length, too, and may be given back."""
     save_tiny("llama4_text", tmp_path)

@@ -161,6 +161,7 @@ def load_general(
         causal, told = loaded
         _check(folder, told, config)
         causal = causal.to(device)
+        _leave_files(causal, device)
     else:
         with torch.device(device):
             causal = auto.from_config(
@@ -181,6 +182,16 @@ def load_general(
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits)
     return model, sum(weights.values())
+
+
+def _leave_files(causal: Any, device: torch.device) -> None:
+    """Copy weights out of the folder's files, which are mapped on a CPU: they may be written meanwhile.
+
+    Where a number stands in a file then changes no last bit, either, as it does by how it is aligned.
+    """
+    if device.type == "cpu":
+        for weight in (*causal.parameters(), *causal.buffers()):
+            weight.data = weight.data.clone()
 
 
 def _load_shares(
@@ -214,6 +225,7 @@ def _load_shares(
             ignore_mismatched_sizes=True, **given,
         )  # fmt: skip
         _check(folder, told, config)
+        _leave_files(causal, device)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
