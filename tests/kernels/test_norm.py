@@ -51,7 +51,8 @@ def test_an_fp32_weight_is_multiplied_before_rounding(shape, device, dtype):
     result = rms_norm(x, weight, 1e-6)
     assert_close(result, expected)
     if dtype != torch.float32:
-        assert float((result == expected).float().mean()) > 0.99
+        others = int((result != expected).sum())
+        assert others <= 1 + result.numel() // 100, "fp32 sums may end beside a tie of the rounding"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
