@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from quire.kernels.attention.splits import SplitPartials
-from quire.kernels.linear import looped_gemv
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.hopper_matmul import hopper_matmul, hopper_matmul_add, hopper_matmul_silu
 from quire.kernels.linear.hopper_stream import (
@@ -273,10 +272,7 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
                 return hopper_linear(x, weight, None, tiles)
         return torch.nn.functional.linear(x, weight)
     out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
-    if looped_gemv.prefers(*weight.shape):
-        looped_gemv.looped_linear_of_one(out, x, weight)
-    else:
-        linear_of_one(out, x, weight, None, None, 0.0, gated=False, added=False)
+    linear_of_one(out, x, weight, None, None, 0.0, gated=False, added=False)
     return out
 
 

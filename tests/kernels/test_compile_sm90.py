@@ -111,8 +111,6 @@ SPILLS_LIMIT = {
     "gemv_gate_up": 0,
     "gemv_gelu": 0,
     "gemv_geglu": 0,
-    "gemv_looped": 0,
-    "gemv_looped_wide": 0,
     "gemv_exact": 0,
     "layer_norm": 0,
     "sandwich_norm": 0,
@@ -209,7 +207,7 @@ def plain_variants() -> dict[str, Case]:
     from quire.kernels.attention import (
         write_kv as qkv_cache,
     )
-    from quire.kernels.linear import gemv, looped_gemv
+    from quire.kernels.linear import gemv
     from quire.kernels.pointwise import activation, embedding, layer_norm, sandwich_norm
     from quire.kernels.sampling import sample as sampling
     from quire.kernels.sampling import thresholds
@@ -334,8 +332,6 @@ def plain_variants() -> dict[str, Case]:
     linear |= {"GATED": False, "bias": None, "norm": None}
     activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
     del activated["bias"]
-    head = dependent | {"OUTPUTS": 262144, "COLUMNS": 1152, "ROWS": 4, "MAIN": 1024, "REST": 128}
-    head_of_27b = head | {"COLUMNS": 5376, "ROWS": 1, "MAIN": 4096, "REST": 2048}
     exact = linear | {"OUTPUTS": 256, "COLUMNS": 7168, "CHUNK": 2048, "ADDED": False}
     normed = dependent | {"HIDDEN": 3072, "BLOCK": 4096, "PARTS": 2}
     gemma = dependent | {"HIDDEN": 1152, "BLOCK": 2048, "PARTS": 0}
@@ -344,8 +340,6 @@ def plain_variants() -> dict[str, Case]:
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
-        "gemv_looped": (looped_gemv._looped_kernel, head, {"num_warps": looped_gemv.WARPS}),
-        "gemv_looped_wide": (looped_gemv._looped_kernel, head_of_27b, {"num_warps": looped_gemv.WARPS}),
         "gemv_geglu": (gemv._gemv_kernel, geglu, {"num_warps": 1}),
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),

@@ -25,7 +25,6 @@ from quire.kernels.linear.alone import (
 )
 from quire.kernels.linear.gemv import Tiles, linear_of_one, tiles_of_one
 from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.looped_gemv import looped_linear_of_one, prefers
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.linear.skinny import linear_of_few
 from quire.kernels.plan import most_fused_tokens
@@ -204,28 +203,6 @@ def test_what_is_not_of_few_is_refused(tokens, columns, outputs, device):
 def test_wide_linear(tokens, columns, outputs, dtype, device):
     x, _, weight, _ = draw_few(tokens, columns, outputs, dtype, device)
     assert_near(wide_linear(x, weight), F.linear(x.double(), weight.double()), dtype)
-
-
-@pytest.mark.parametrize(("columns", "outputs"), [(1152, 100), (640, 61), (96, 3), (1000, 7), (5376, 9)])
-def test_programs_loop_over_outputs(columns, outputs, dtype, device):
-    """All of them, of which the last may have fewer rows than others."""
-    x, _, weight, _ = draw(columns, outputs, dtype, device)
-    out = torch.full((1, outputs + 4), torch.nan, dtype=dtype, device=device)
-    looped_linear_of_one(out[:, :outputs], x, weight)
-    assert_near(out[:, :outputs], F.linear(x.double(), weight.double()), dtype)
-    assert out[:, outputs:].isnan().all()
-
-
-def test_vocabularies_of_ragged_rows_are_looped_over():
-    assert prefers(262144, 1152) and prefers(262208, 5376) and prefers(256000, 2304)
-    assert not prefers(151936, 1024) and not prefers(128256, 4096) and not prefers(152064, 3584)
-    assert not prefers(6144, 1152)
-
-
-def test_what_no_program_holds_is_refused(device):
-    x, _, weight, _ = draw(8192, 4, torch.float32, device)
-    with pytest.raises(ValueError, match="less than 8192 columns"):
-        looped_linear_of_one(torch.zeros(1, 4, device=device), x, weight)
 
 
 def layer_of(hidden: int, inner: tuple[int, int], qkv: int, dtype: torch.dtype, **changes) -> LayerShape:
