@@ -30,8 +30,8 @@ def token_places(
     of each group [*, max_blocks] i32, one behind the other, by row. A slot is block · block_size + offset.
     """
     count, groups, first = rows.shape[0], len(block_tables), block_tables[0]
-    begins = [table.storage_offset() - first.storage_offset() for table in block_tables]
-    if begins != [group * first.numel() for group in range(groups)] or not first.is_contiguous():
+    begins = [table.data_ptr() - first.data_ptr() for table in block_tables]
+    if begins != [group * first.nbytes for group in range(groups)] or not first.is_contiguous():
         raise ValueError(f"block tables must lie one behind the other, these begin at {begins}")
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
     # Of each group from where kernels read 16 bytes at once.

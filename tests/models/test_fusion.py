@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from quire.engine.models.general.sandwich import (
 from quire.engine.models.loader import load_model
 from quire.engine.models.pre_norm import GatedMLP
 from quire.engine.models.reading import read_model
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import Backend, torch_backend
+from quire.kernels.linear.alone import add_normed_linear_reference, gated_linear_reference
 from quire.kernels.pointwise import norm as rms
 from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED
 from tests.models.any_model import LAYERS, save_tiny
@@ -45,9 +47,13 @@ def load(kind: str, folder: Path) -> GeneralModel:
     return load_saved(folder)
 
 
-def load_saved(folder: Path, dtype: torch.dtype = torch.float32) -> GeneralModel:
+def load_saved(
+    folder: Path, dtype: torch.dtype = torch.float32, backend: Backend | None = None
+) -> GeneralModel:
     config = read_model(folder, "transformers")
-    model, _ = load_model(folder, config, torch_backend(), device="cpu", dtype=dtype, max_model_len=100)
+    model, _ = load_model(
+        folder, config, backend or torch_backend(), device="cpu", dtype=dtype, max_model_len=100
+    )
     assert isinstance(model, GeneralModel)
     return model
 
@@ -88,6 +94,26 @@ def test_a_decoder_that_norms_what_it_adds_runs_without_its_own_code(
     assert isinstance(decoder, SandwichDecoder)
     for layer in decoder.layers:
         assert len(norms_of(layer)) == count and type(layer.mlp) is mlp
+
+
+def raises(*given: Any) -> Tensor:
+    raise RuntimeError("it does not compile for this device")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"add_normed_linear": lambda *given: add_normed_linear_reference(*given) * 1.05},
+        {"gated_linear": lambda *given: gated_linear_reference(*given).roll(1, -1)},
+        {"add_normed_linear": raises},
+    ],
+)
+def test_a_layer_whose_kernels_give_something_else_is_left_to_its_own_code(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    save_tiny("gemma2", tmp_path)
+    fusion = load_saved(tmp_path, backend=replace(torch_backend(), **wrong)).fusion
+    assert fusion.decoder is None
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama"])
@@ -294,6 +320,9 @@ def test_norms_are_told_apart() -> None:
     gemma = Norm(1.0, -0.5, 0.0)
     found = norms.norm_of(gemma)
     assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
+    gemma.weight *= 1e5  # beside which one is no more than rounding
+    found = norms.norm_of(gemma)
+    assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
     assert norms.norm_of(Norm(0.5, -0.5, 0.0)) is None
     assert norms.norm_of(Norm(0.0, -0.51, 0.0)) is None
     assert norms.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
@@ -382,7 +411,7 @@ def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) ->
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"residual_multiplier": 0.5}))
     fusion = load_saved(tmp_path).fusion
-    assert fusion.decoder is None and fusion.modules
+    assert fusion.decoder is None
 
 
 def test_gelu_stands_in_a_layer_beside_kernels_of_silu(tmp_path: Path) -> None:

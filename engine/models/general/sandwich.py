@@ -17,14 +17,17 @@ from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import Gated, gated_of
 from quire.engine.models.general.norms import norm_of
 from quire.engine.models.general.observed import Passage, Seen, SeenLayer, following
+from quire.engine.models.general.proof import alike
 from quire.engine.models.layers import LayerPlans
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.plan import plan_attention
-from quire.kernels.pointwise.norm import Norm
+from quire.kernels.pointwise.norm import Norm, rms_norm_reference
 from quire.kernels.shapes import LayerShape
+
+_ROUNDINGS = 2.0  # of `proof.alike`'s tolerances, that what is behind attention may differ by
 
 
 class Branch(Protocol):
@@ -53,7 +56,7 @@ class ModuleBranch:
     def add(self, normed: Tensor, residual: Tensor, inner: Norm | None, outer: Norm | None) -> Tensor:
         out = self.module(normed[None])
         x = out[0] if isinstance(out, tuple) else out
-        return self._backend.sandwich_norm(x[0], residual, inner, outer)
+        return self._backend.sandwich_norm(x.reshape(normed.shape), residual, inner, outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,27 @@ def _layer(seen: SeenLayer, attending: Attending, backend: Backend) -> SandwichL
         return None
     gated = gated_of(mlp.module)
     branch = ModuleBranch(mlp.module, backend) if gated is None else GatedBranch(gated, backend)
-    return SandwichLayer(before, attending, attended, between, branch, behind)
+    layer = SandwichLayer(before, attending, attended, between, branch, behind)
+    return layer if _gives(layer, seen, backend) else None
+
+
+def _gives(layer: SandwichLayer, seen: SeenLayer, backend: Backend) -> bool:
+    """Return whether a layer's kernels behind its attention give what was seen, of all tokens and of one."""
+    for rows in (slice(None), slice(1)):
+        total, expected = seen.whole.into[rows].clone(), seen.whole.out[rows]
+        attended, output, outer = seen.attended[rows], layer.attending.output, layer.between
+        try:
+            normed = backend.add_normed_linear(total, attended, output, layer.attended, layer.between)
+            normed = layer.mlp.add(normed, total, layer.behind, outer)
+        except Exception:  # a kernel may not compile for a device that nobody has tried
+            return False
+        if not alike(total, expected, times=_ROUNDINGS):
+            return False
+        if outer is not None:
+            expected = rms_norm_reference(expected, outer.weight, outer.eps)
+        if not alike(normed, expected, times=_ROUNDINGS):
+            return False
+    return True
 
 
 def _normed(children: Sequence[Passage], state: Tensor) -> tuple[Norm | None, Tensor]:
