@@ -18,17 +18,28 @@ from quire.kernels.linear.alone import (
     activated_linear_reference,
     add_linear,
     add_linear_reference,
+    add_normed_linear,
+    add_normed_linear_reference,
+    gated_linear,
+    gated_linear_reference,
     linear,
     linear_reference,
 )
 from quire.kernels.linear.exact import exact_linear, exact_linear_reference
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import AddLayerNorm, wide_linear
-from quire.kernels.pointwise.activation import Activation, UngatedActivation, gated, gated_reference
+from quire.kernels.pointwise.activation import Activation, UngatedActivation
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
 from quire.kernels.pointwise.layer_norm import layer_norm, layer_norm_reference
-from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from quire.kernels.pointwise.norm import (
+    Norm,
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -60,11 +71,13 @@ class Backend:
     embed: Callable[..., Tensor] = embed_reference
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm_reference
+    sandwich_norm: Callable[[Tensor, Tensor, Norm | None, Norm | None], Tensor] = sandwich_norm_reference
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = layer_norm_reference
     linear: Callable[[Tensor, Linear], Tensor] = linear_reference
     activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
     add_linear: AddLayerNorm = add_linear_reference
-    gated: Callable[[Tensor, Activation], Tensor] = gated_reference
+    add_normed_linear: Callable[..., Tensor] = add_normed_linear_reference
+    gated_linear: Callable[[Tensor, Linear, Activation], Tensor] = gated_linear_reference
     exact_linear: Callable[[Tensor, Linear], Tensor] = exact_linear_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear
@@ -94,11 +107,13 @@ def triton_backend() -> Backend:
         embed,
         rms_norm,
         add_rms_norm,
+        sandwich_norm,
         layer_norm,
         linear,
         activated_linear,
         add_linear,
-        gated,
+        add_normed_linear,
+        gated_linear,
         exact_linear,
         route,
         wide_linear,

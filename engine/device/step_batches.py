@@ -98,13 +98,13 @@ class StepBatches:
         return ForwardBatch(
             tokens=tokens,
             positions=positions,
-            slots=slots,
+            slots=slots[0],
             decode=self._decode_batch(0, rows, context_lens, inputs.order, shared),
             other_groups=tuple(
                 ForwardBatch(
                     tokens=tokens,
                     positions=positions,
-                    slots=self._places(None, rows, inputs.positions, group)[2],
+                    slots=slots[group],
                     decode=self._decode_batch(group, rows, context_lens, inputs.order),
                 )
                 for group in range(1, len(self.tables))
@@ -127,8 +127,9 @@ class StepBatches:
         newest: the last layer is asked for those tokens alone. max_query_len: of the longest chunk, if it is
         known; chunks: all of them, if they are. spans: as `decode` has them.
         """
+        places = self._places(inputs.token_ids, inputs.token_rows, inputs.positions)
         batch, *others = [
-            self._mixed_of_group(group, inputs, newest, max_query_len, chunks)
+            self._mixed_of_group(group, places, inputs, newest, max_query_len, chunks)
             for group in range(len(self.tables))
         ]
         batch = replace(batch, other_groups=tuple(others), group_of_layer=self._group_of_layer)
@@ -139,21 +140,22 @@ class StepBatches:
     def _mixed_of_group(
         self,
         group: int,
+        places: tuple[Tensor, Tensor, Tensor],
         inputs: MixedInputs[Tensor],
         newest: NewestInputs[Tensor] | None,
         max_query_len: int | None,
         chunks: tuple[Span, ...],
     ) -> ForwardBatch:
-        """Return a mixed step as the layers of a cache group take it."""
+        """Return a mixed step, whose tokens are at `places`, as the layers of a cache group take it."""
         ahead = None
         if newest is not None:
             decode = self._decode_batch(group, newest.rows, newest.context_lens, newest.order)
             ahead = Newest(newest.tokens, decode)
-        tokens, positions, slots = self._places(inputs.token_ids, inputs.token_rows, inputs.positions, group)
+        tokens, positions, slots = places
         return ForwardBatch(
             tokens=tokens,
             positions=positions,
-            slots=slots,
+            slots=slots[group],
             decode=self._decode_batch(
                 group, inputs.decode_rows, inputs.decode_context_lens, inputs.decode_order
             ),
@@ -178,12 +180,9 @@ class StepBatches:
     ) -> DecodeBatch:
         return DecodeBatch(self.tables[group], rows, context_lens, order, self.workspaces[group], shared)
 
-    def _places(
-        self, ids: Tensor | None, rows: Tensor, positions: Tensor, group: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._token_places(
-            ids, rows, positions, self.last_tokens, self.tables[group], self._block_size
-        )
+    def _places(self, ids: Tensor | None, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens, their positions, and their slots in each cache group [G, T]."""
+        return self._token_places(ids, rows, positions, self.last_tokens, self.tables, self._block_size)
 
 
 def spans_of(plan: StepPlan, begin: int = 0) -> tuple[Span, ...]:

@@ -14,7 +14,13 @@ from quire.kernels.attention.decode_kernel import decode_kernel
 from quire.kernels.attention.hopper_decode import decode as hopper
 from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import LOG2_E, check_attention_inputs, tile_keys
-from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials, merge_splits, plan_splits
+from quire.kernels.attention.splits import (
+    DecodeWorkspace,
+    SplitPartials,
+    merge_splits,
+    most_tiles,
+    plan_splits,
+)
 from quire.kernels.formats.kv_format import FP8, KVFormat
 from quire.kernels.formats.kv_scales import words
 from quire.kernels.formats.layer_cache import LayerCache
@@ -33,7 +39,7 @@ MANY_PROGRAMS = 768
 SMALL_STAGES = 2
 # With so many splits the first tile is a large part of what a program reads: it goes to registers while the
 # projection runs, 18.3 against 19.5 µs. With fewer the L2 cache is asked for the first two, and all tiles go
-# through the loop: 28.3 against 29.7 µs of 8 rows.
+# through the loop: 28.3 against 29.7 µs of 8 rows. Of a window with no more tiles than splits it is all.
 FIRST_SPLITS = 16
 EARLY = 2
 
@@ -148,7 +154,7 @@ def decode_splits(
         by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
     tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
     tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
-    max_tiles = triton.cdiv(batch.block_tables.shape[1] * block_size, tile)
+    max_tiles = most_tiles(batch.block_tables.shape[1] * block_size, layer.window, tile)
     prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
     if shared is not None and layer.window == 0 and layer.slopes is None:
         splits = 1  # what is left of such a batch is short
@@ -173,7 +179,8 @@ def decode_splits(
     else:
         launch = dependent_launch(q.device)
         heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
-        first = new and splits >= FIRST_SPLITS and tiles.stages >= SMALL_STAGES
+        of_one_tile = layer.window > 0 and 1 < max_tiles <= splits
+        first = new and (splits >= FIRST_SPLITS or of_one_tile) and tiles.stages >= SMALL_STAGES
         early, stages = 0 if first or beside else EARLY, tiles.stages
         if first or (by is DecodeKernel.SMALL and splits > 1):
             stages = min(SMALL_STAGES, stages)

@@ -157,13 +157,12 @@ def decode_kernel(
         new_k = tl.load(k_head + dim[None, :], mask=in_head, other=0.0)
         k_other = tl.load(k_head + other, mask=in_head, other=0.0)
         new_v = tl.load(k_head + tl.num_programs(0) * HEAD_DIM + dim[None, :], mask=in_head, other=0.0)
-        NORMED: tl.constexpr = q_norm is not None
         ROTATED: tl.constexpr = rope is not None
         q_tile = normed_and_rotated(
-            q_tile, q_other, q_weight, q_other_weight, cos, sin, eps, NORMED, ROTATED, HEAD_DIM
+            q_tile, q_other, q_weight, q_other_weight, cos, sin, eps, q_norm, ROTATED, HEAD_DIM
         )
         new_k = normed_and_rotated(
-            new_k, k_other, k_weight, k_other_weight, cos, sin, eps, NORMED, ROTATED, HEAD_DIM
+            new_k, k_other, k_weight, k_other_weight, cos, sin, eps, k_norm, ROTATED, HEAD_DIM
         )
 
     slope = slopes

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.kernels.pointwise.norm import times_weight
+
 
 @triton.jit
 def other_half(dim: tl.tensor, HEAD_DIM: tl.constexpr) -> tl.tensor:
@@ -49,17 +51,21 @@ def normed_and_rotated(
     cos: tl.tensor,
     sin: tl.tensor,
     eps: tl.tensor,
-    NORMED: tl.constexpr,
+    norm: tl.tensor,
     ROTATED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tl.tensor:
-    """Heads x [M, DIM], `other` in the order of `other_half`; rounded where `attention.write_kv` rounds."""
+    """Heads x [M, DIM], `other` in the order of `other_half`; rounded where `attention.write_kv` rounds.
+
+    norm: where the weights are from; None: there are none.
+    """
     dtype = x.dtype
-    if NORMED:
+    if norm is not None:
+        WIDE: tl.constexpr = norm.dtype.element_ty == tl.float32
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / HEAD_DIM + eps)[:, None]
-        x = ((wide * scale).to(dtype).to(tl.float32) * weight).to(dtype)
-        other = ((other.to(tl.float32) * scale).to(dtype).to(tl.float32) * other_weight).to(dtype)
+        x = times_weight(wide * scale, weight, dtype, WIDE)
+        other = times_weight(other.to(tl.float32) * scale, other_weight, dtype, WIDE)
     if ROTATED:
         x = (x.to(tl.float32) * cos + other.to(tl.float32) * sin).to(dtype)
     return x

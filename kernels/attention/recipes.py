@@ -15,7 +15,7 @@ from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.attention.kv_tile import tile_keys
 from quire.kernels.attention.latent import attend as latent
 from quire.kernels.attention.prefill import PrefillKernel
-from quire.kernels.attention.splits import plan_small_splits, runs_at_once
+from quire.kernels.attention.splits import most_tiles, plan_small_splits, runs_at_once
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.linear import split_output
@@ -60,7 +60,8 @@ class Attending:
         """Return how many splits of a row fill the device with programs of little shared memory."""
         cache, step = self.layer.cache, self.step
         tile = tile_keys(triton.next_power_of_2(cache.head_dim), self.layer.dtype.itemsize)
-        return plan_small_splits(step.decodes, cache.heads, triton.cdiv(step.longest_context, tile))
+        tiles = most_tiles(step.longest_context, cache.window, tile)
+        return plan_small_splits(step.decodes, cache.heads, tiles)
 
 
 def _decodes_new(case: Attending) -> bool:

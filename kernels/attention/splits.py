@@ -95,6 +95,12 @@ def runs_at_once(batch: int, num_kv_heads: int) -> bool:
     return batch * num_kv_heads <= FULL_DEVICE
 
 
+def most_tiles(tokens: int, window: int, tile: int) -> int:
+    """Return in how many tiles lie what a row reads, at most, of so many tokens; window 0: of all of them."""
+    whole = triton.cdiv(tokens, tile)
+    return min(triton.cdiv(window - 1, tile) + 1, whole) if window else whole
+
+
 def plan_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
     """Return how many splits of each row fill the device, as known without looking at the lengths."""
     return max(min(FULL_DEVICE // (batch * num_kv_heads), MAX_SPLITS, max_tiles), 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -18,27 +20,31 @@ def token_places(
     rows: Tensor,
     positions: Tensor,
     last_tokens: Tensor,
-    block_tables: Tensor,
+    block_tables: Sequence[Tensor],
     block_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids [T] i32, positions [T] i32 and cache slots [T] i64.
+    """Token ids [T] i32, positions [T] i32 and cache slots [G, T] i64, of each cache group.
 
     given [T] i32: token ids, negative for the last one that the token's row sampled; None: all are. rows [T]
     i32, positions [T] i32 (-1 pads: position 0, slot -1), last_tokens [*] i32 and block_tables
-    [*, max_blocks] i32 by row. A slot is block · block_size + offset.
+    of each group [*, max_blocks] i32, one behind the other, by row. A slot is block · block_size + offset.
     """
-    count = rows.shape[0]
+    count, groups, first = rows.shape[0], len(block_tables), block_tables[0]
+    begins = [table.data_ptr() - first.data_ptr() for table in block_tables]
+    if begins != [group * first.nbytes for group in range(groups)] or not first.is_contiguous():
+        raise ValueError(f"block tables must lie one behind the other, these begin at {begins}")
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
-    slots = torch.empty(count, dtype=torch.int64, device=rows.device)
+    # Of each group from where kernels read 16 bytes at once.
+    slots = torch.empty(groups, count + count % 2, dtype=torch.int64, device=rows.device)
     # Not launched dependently: the kernels of the layers read its results before kernels ahead have ended.
     # The one behind it may begin: it waits before it lets others begin, as the embedding's does, or is not
     # launched dependently either, as torch's are and those of shared prefixes.
-    token_places_kernel[(triton.cdiv(count, BLOCK),)](
-        given, rows, positions, last_tokens, block_tables, tokens, places, slots,
-        count, block_tables.stride(0), block_size, BLOCK,
+    token_places_kernel[triton.cdiv(count, BLOCK), groups](
+        given, rows, positions, last_tokens, first, tokens, places, slots,
+        count, first.stride(0), first.numel(), slots.stride(0), block_size, BLOCK,
         DEPENDENTS=dependent_launch(rows.device)["DEPENDENT"], num_warps=4,
     )  # fmt: skip
-    return tokens, places, slots
+    return tokens, places, slots[:, :count]
 
 
 def token_places_reference(
@@ -46,7 +52,7 @@ def token_places_reference(
     rows: Tensor,
     positions: Tensor,
     last_tokens: Tensor,
-    block_tables: Tensor,
+    block_tables: Sequence[Tensor],
     block_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same as `token_places` in plain torch."""
@@ -54,11 +60,11 @@ def token_places_reference(
     if given is not None:
         tokens = torch.where(given < 0, tokens, given)
     places = positions.clamp(min=0)
-    blocks = block_tables[rows, places // block_size].long()
+    blocks = torch.stack([table[rows, places // block_size] for table in block_tables]).long()
     return tokens, places, torch.where(positions < 0, -1, blocks * block_size + places % block_size)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "slots_stride"])
 def token_places_kernel(
     given_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -70,6 +76,8 @@ def token_places_kernel(
     slots_ptr: tl.tensor,
     count: tl.tensor,
     table_stride: tl.tensor,
+    group_stride: tl.tensor,
+    slots_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENTS: tl.constexpr,
@@ -77,6 +85,7 @@ def token_places_kernel(
     if DEPENDENTS:
         gdc_launch_dependents()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(1).to(tl.int64)
     inside = token < count
     row = tl.load(rows_ptr + token, inside, other=0)
     position = tl.load(positions_ptr + token, inside, other=-1)
@@ -85,9 +94,11 @@ def token_places_kernel(
         given = tl.load(given_ptr + token, inside, other=0)
         token_id = tl.where(given < 0, token_id, given)
     place = tl.maximum(position, 0)
-    entry = block_tables_ptr + row.to(tl.int64) * table_stride + place // BLOCK_SIZE
+    table = block_tables_ptr + group * group_stride
+    entry = table + row.to(tl.int64) * table_stride + place // BLOCK_SIZE
     block = tl.load(entry, inside & (position >= 0), other=0).to(tl.int64)
     slot = tl.where(position < 0, -1, block * BLOCK_SIZE + place % BLOCK_SIZE)
-    tl.store(tokens_ptr + token, token_id, inside)
-    tl.store(places_ptr + token, place, inside)
-    tl.store(slots_ptr + token, slot, inside)
+    tl.store(slots_ptr + group * slots_stride + token, slot, inside)
+    if group == 0:
+        tl.store(tokens_ptr + token, token_id, inside)
+        tl.store(places_ptr + token, place, inside)

@@ -16,7 +16,7 @@ from quire.kernels.formats import fp8, fp12
 from quire.kernels.formats.kv_scales import is_broken
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.launch import dependent_launch
-from quire.kernels.pointwise.norm import rms_norm_reference
+from quire.kernels.pointwise.norm import rms_norm_reference, times_weight
 
 HEADS = 8  # heads of a token that one program handles
 
@@ -166,10 +166,11 @@ def _qkv_to_cache_kernel(
         weight = tl.where(is_q, q_norm_ptr + column, k_norm_ptr + column)
         first_weight = tl.load(weight, inside & is_qk, other=0.0).to(tl.float32)
         second_weight = tl.load(weight + HALF, inside & is_qk, other=0.0).to(tl.float32)
-        first_normed = (first_wide * scale).to(first.dtype).to(tl.float32) * first_weight
-        second_normed = (second_wide * scale).to(first.dtype).to(tl.float32) * second_weight
-        first = tl.where(is_qk, first_normed.to(first.dtype), first)
-        second = tl.where(is_qk, second_normed.to(first.dtype), second)
+        WIDE: tl.constexpr = q_norm_ptr.dtype.element_ty == tl.float32
+        first_normed = times_weight(first_wide * scale, first_weight, first.dtype, WIDE)
+        second_normed = times_weight(second_wide * scale, second_weight, first.dtype, WIDE)
+        first = tl.where(is_qk, first_normed, first)
+        second = tl.where(is_qk, second_normed, second)
     if rope_ptr is not None:
         first_wide, second_wide = first.to(tl.float32), second.to(tl.float32)
         first_rotated = (first_wide * cos - second_wide * sin).to(first.dtype)

@@ -7,14 +7,26 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.hopper_stream import hopper_gated_linear, suits_hopper_linear, tiling
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
-from quire.kernels.linear.recipes import ADD_LAYER_NORM, PROJECT_IN, Product
-from quire.kernels.pointwise.activation import UNGATED, UngatedActivation, activated
+from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, GATE, PROJECT_IN, Product
+from quire.kernels.linear.sandwich import AddSandwich, merging_add
+from quire.kernels.pointwise.activation import (
+    UNGATED,
+    Activation,
+    UngatedActivation,
+    activated,
+    gated,
+    gated_reference,
+)
 from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference
+from quire.kernels.pointwise.norm import Norm
+from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.tuning import H100, Tuning
 
@@ -39,6 +51,25 @@ def activated_linear(x: Tensor, layer: Linear, activation: UngatedActivation) ->
     return out
 
 
+def gated_linear(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+    """Compute activation(gate) · up of x [T, K] by a fused gate and up projection [2I, K] -> [T, I]."""
+    if not _has_kernels(x, layer):
+        return gated(layer(x), activation)
+    x = x.contiguous()
+    if activation == "silu":
+        chosen = plan_gated_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+        return chosen.run(Hidden(x, x), layer.weight, 0.0, layer)
+    if len(x) != 1:
+        if layer.bias is None and suits_hopper_linear(x, layer.weight):
+            tiles = tiling(len(x), *layer.weight.shape, gated=True, divided=False)
+            if tiles is not None:
+                return hopper_gated_linear(x, layer.weight, tiles, activation)
+        return gated(linear(x, layer), activation)
+    out = torch.empty(1, layer.weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    linear_of_one(out, x, layer.weight, layer.bias, None, 0.0, gated=True, added=False, activation=activation)
+    return out
+
+
 def add_linear(
     residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
@@ -50,12 +81,36 @@ def add_linear(
     return chosen.run(residual, x, layer, weight, bias, eps)
 
 
+def add_normed_linear(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
+) -> Tensor:
+    """Add the inner norm of `linear` of x to residual [T, N] in place; return the outer norm of the sum.
+
+    As `sandwich_norm` does of what the product gives. x may be attention that is still to be merged.
+    """
+    if isinstance(x, SplitPartials):
+        return merging_add(residual, x, layer, inner, outer)
+    if not _has_kernels(x, layer):
+        return sandwich_norm(layer(x), residual, inner, outer)
+    x = x.contiguous()
+    chosen = plan_add_normed_linear(gpu_of(x.device), x.dtype, len(x), layer.matrix)
+    return chosen.run(residual, x, layer, inner, outer)
+
+
 @lru_cache(maxsize=4096)  # steps without a graph have any number of tokens
 def plan_linear(
     gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
 ) -> Chosen[ProjectIn]:
     """Return what multiplies tokens, a `Hidden` with its norm at hand, by a weight."""
     return choose(PROJECT_IN, _product(gpu, dtype, tokens, weight, tuning))
+
+
+@lru_cache(maxsize=4096)
+def plan_gated_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[ProjectIn]:
+    """Return what computes SiLU of a gate times an up projection of tokens, their norm at hand."""
+    return choose(GATE, _product(gpu, dtype, tokens, weight, tuning, gated=True))
 
 
 @lru_cache(maxsize=4096)
@@ -66,9 +121,19 @@ def plan_add_linear(
     return choose(ADD_LAYER_NORM, _product(gpu, dtype, tokens, weight, tuning))
 
 
-def _product(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning) -> Product:
+@lru_cache(maxsize=4096)
+def plan_add_normed_linear(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
+) -> Chosen[AddSandwich]:
+    """Return what adds a norm of a product of tokens to the residual, and gives another norm of that."""
+    return choose(ADD_SANDWICH, _product(gpu, dtype, tokens, weight, tuning))
+
+
+def _product(
+    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning, *, gated: bool = False
+) -> Product:
     narrow = weight.inputs <= tuning.fused_columns
-    fits = skinny.supports(gpu, dtype, 1, weight, gated=False)
+    fits = skinny.supports(gpu, dtype, 1, weight, gated=gated)
     fused = gpu.has_kernels and tokens <= (skinny.MOST_TOKENS if narrow and fits else 1)
     return Product(gpu, dtype, tokens, weight, tuning, fused)
 
@@ -89,8 +154,21 @@ def activated_linear_reference(x: Tensor, layer: Linear, activation: UngatedActi
     return UNGATED[activation](layer(x))
 
 
+def gated_linear_reference(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+    """Do the same as `gated_linear` in plain torch."""
+    return gated_reference(layer(x), activation)
+
+
 def add_linear_reference(
     residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Do the same as `add_linear` in plain torch."""
     return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
+
+
+def add_normed_linear_reference(
+    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
+) -> Tensor:
+    """Do the same as `add_normed_linear` in plain torch."""
+    assert isinstance(x, Tensor)
+    return sandwich_norm_reference(layer(x), residual, inner, outer)

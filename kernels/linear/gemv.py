@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.pointwise.activation import UngatedActivation, activate
+from quire.kernels.pointwise.activation import Activation, UngatedActivation, activate
 
 FEW_OUTPUTS = 2048
 MANY_OUTPUTS = 4096
@@ -30,11 +30,11 @@ def linear_of_one(
     *,
     gated: bool,
     added: bool,
-    activation: UngatedActivation | None = None,
+    activation: Activation | UngatedActivation | None = None,
 ) -> None:
     """Compute out [1, N] of x [1, K], as `linear.skinny.linear_of_few` does of a few tokens.
 
-    activation: of the product; not of a gate, which has SiLU.
+    activation: of the product, or of a gate, which has SiLU without one.
     """
     if len(x) != 1 or not weight.is_contiguous():
         raise ValueError(
@@ -46,7 +46,8 @@ def linear_of_one(
     _gemv_kernel[(triton.cdiv(outputs, tiles.rows),)](
         out, x, weight, bias, norm, eps,
         OUTPUTS=outputs, COLUMNS=columns, ROWS=tiles.rows, CHUNK=tiles.chunk, GATED=gated, ADDED=added,
-        KIND=activation, num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1),
+        KIND=activation or ("silu" if gated else None),
+        num_warps=max(tiles.chunk * x.element_size() // (64 * tiles.held), 1),
         **dependent_launch(x.device),
     )  # fmt: skip
 
@@ -152,10 +153,8 @@ def _gemv_kernel(
     result = result.to(dtype)
     if KIND is not None:  # rounded where the unfused layers round, as below
         result = activate(result.to(tl.float32), KIND).to(dtype)
-    if GATED:  # rounded where the unfused layers round
-        gate = result.to(tl.float32)
-        silu = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-        result = (silu * up.to(dtype).to(tl.float32)).to(dtype)
+    if GATED:
+        result = (result.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
     if ADDED:
         result = (tl.load(out + row, inside_out).to(tl.float32) + result.to(tl.float32)).to(dtype)
     tl.store(out + row, result, inside_out)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear import hopper_stream
-from quire.kernels.linear.hopper_stream import silu_of_halves, suits_hopper_linear
+from quire.kernels.linear.hopper_stream import gated_halves, suits_hopper_linear
 from quire.kernels.linear.linear import Matrix
 
 CONSUMERS = gl.constexpr(2)
@@ -85,7 +85,7 @@ def _consume(
         mbarrier.arrive(free.index((stage + STAGES - 1) % STAGES))
 
         if GATED:
-            result = silu_of_halves(acc, dtype)
+            result = gated_halves(acc, dtype, "silu")
         elif ADDED:  # rounded where the unfused sum rounds
             mbarrier.wait(added_full, added_phase)
             added_phase ^= 1

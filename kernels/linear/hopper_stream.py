@@ -26,6 +26,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gpu import Gpu, gpu_of
+from quire.kernels.pointwise.activation import Activation, activate
 
 WIDE = 1 << 24  # elements of a weight from which reading it is most of the time, and must not happen twice
 MIDDLE = 1 << 23  # from which that is so of up to 64 tokens
@@ -62,13 +63,13 @@ def _ask_for_weights(
 
 
 @gluon.jit
-def silu_of_halves(sums: gl.tensor, dtype: gl.constexpr) -> gl.tensor:
-    """Compute fp32 sums [T, 2N] -> silu(gate) · up [T, N], rounded where unfused layers round."""
+def gated_halves(sums: gl.tensor, dtype: gl.constexpr, KIND: gl.constexpr) -> gl.tensor:
+    """Compute fp32 sums [T, 2N] -> activation(gate) · up [T, N], rounded where unfused layers round."""
     HALF: gl.constexpr = sums.shape[1] // 2
     gate, up = gl.split(sums.reshape([sums.shape[0], 2, HALF]).permute((0, 2, 1)))
     gate = gate.to(dtype).to(gl.float32)
-    silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
-    return (silu * up.to(dtype).to(gl.float32)).to(dtype)
+    activated = gate / (1.0 + gl.exp(-gate)) if KIND == "silu" else activate(gate, KIND)
+    return (activated.to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)).to(dtype)
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "splits"])
@@ -76,6 +77,7 @@ def _kernel(
     out: gl.tensor, x_source: tma.tensor_descriptor, w_source: tma.tensor_descriptor, bias: gl.tensor,
     num_tokens: gl.tensor, outputs: gl.tensor, columns: gl.tensor, splits: gl.tensor,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, CHUNK: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
+    KIND: gl.constexpr,
 ) -> None:  # fmt: skip
     """Multiply TOKENS tokens by ROWS rows of the weight; an `out` in fp32 is of parts of the sums.
 
@@ -149,7 +151,7 @@ def _kernel(
     if PARTS:
         result = acc
     elif GATED:
-        result = silu_of_halves(acc, dtype)
+        result = gated_halves(acc, dtype, KIND)
     else:
         result = acc.to(dtype)
     # A token's results next to each other, to be written 16 bytes at a time.
@@ -250,10 +252,10 @@ def hopper_linear(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiling)
     return out
 
 
-def hopper_silu_linear(x: Tensor, weight: Tensor, tiles: Tiling) -> Tensor:
-    """Multiply x [T, K] by a gate and an up projection, weight [2I, K], then silu(gate) · up -> [T, I]."""
+def hopper_gated_linear(x: Tensor, weight: Tensor, tiles: Tiling, activation: Activation) -> Tensor:
+    """Multiply x [T, K] by a gate and an up projection, weight [2I, K] -> activation(gate) · up [T, I]."""
     out = torch.empty(len(x), len(weight) // 2, dtype=x.dtype, device=x.device)
-    _launch(out, x, weight, None, tiles, gated=True)
+    _launch(out, x, weight, None, tiles, gated=True, activation=activation)
     return out
 
 
@@ -265,7 +267,14 @@ def hopper_linear_parts(x: Tensor, weight: Tensor, tiles: Tiling) -> Tensor:
 
 
 def _launch(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiling, *, gated: bool
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tiles: Tiling,
+    *,
+    gated: bool,
+    activation: Activation | None = None,
 ) -> None:
     (count, columns), outputs = x.shape, out.shape[-1]
     box = tiles.rows // 2 if gated else tiles.rows
@@ -275,5 +284,5 @@ def _launch(
     _kernel[triton.cdiv(count, tiles.tokens), outputs // box, tiles.splits](
         out, x_source, w_source, bias, count, outputs, columns, tiles.splits,
         TOKENS=tiles.tokens, ROWS=tiles.rows, CHUNK=tiles.chunk, STAGES=tiles.stages, GATED=gated,
-        num_warps=warps_of(tiles), launch_pdl=True,
+        KIND=activation, num_warps=warps_of(tiles), launch_pdl=True,
     )  # fmt: skip

@@ -19,9 +19,9 @@ from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.hopper_matmul import hopper_matmul, hopper_matmul_add, hopper_matmul_silu
 from quire.kernels.linear.hopper_stream import (
     Tiling,
+    hopper_gated_linear,
     hopper_linear,
     hopper_linear_parts,
-    hopper_silu_linear,
     suits_hopper_linear,
     tiling,
 )
@@ -97,7 +97,7 @@ def streamed_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, til
 
 
 def streamed_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, tiles: Tiling) -> Tensor:
-    return hopper_silu_linear(_normed(hidden, norm, eps), layer.weight, tiles)
+    return hopper_gated_linear(_normed(hidden, norm, eps), layer.weight, tiles, "silu")
 
 
 def streamed_add(

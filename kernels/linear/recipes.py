@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from quire.kernels.gpu import Gpu
-from quire.kernels.linear import hopper_matmul, hopper_stream, operations, skinny
+from quire.kernels.linear import hopper_matmul, hopper_stream, operations, sandwich, skinny
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import AddLayerNorm, ProjectIn, ProjectOut
+from quire.kernels.linear.sandwich import AddSandwich
 from quire.kernels.linear.skinny import linear_of_few
 from quire.kernels.recipes import Recipe, always
 from quire.kernels.tuning import H100, Tuning
@@ -192,6 +193,25 @@ ADD_LAYER_NORM: tuple[Recipe[Product, AddLayerNorm], ...] = (
         lambda case: operations.library_add_layer_norm,
     ),
     Recipe("torch", always, always, lambda case: operations.reference_add_layer_norm),
+)
+
+# Products of which a norm goes into the residual, and of that another one follows: one kernel for both.
+ADD_SANDWICH: tuple[Recipe[Product, AddSandwich], ...] = (
+    *_of_few("{product} ({kernel}), then norm, sum and norm", sandwich.fused_add),
+    Recipe(
+        "product of many tokens (linear.hopper_matmul), then norm, sum and norm",
+        _multiplies_many,
+        lambda case: case.many(spared=0),
+        lambda case: sandwich.matmul_add,
+    ),
+    Recipe(
+        "product in parts with weights asked for ahead (linear.hopper_stream), then norm, sum and norm",
+        _streams_unbiased,
+        lambda case: case.tiling(divided=True) is not None,
+        lambda case: partial(sandwich.streamed_add, tiles=case.tiles(divided=True)),
+    ),
+    Recipe("cuBLAS, then norm, sum and norm", _has_kernels, always, lambda case: sandwich.library_add),
+    Recipe("torch", always, always, lambda case: sandwich.reference_add),
 )
 
 # Products of which every rank has a part: what follows is their sum over the ranks.

@@ -50,11 +50,24 @@ def add_split_output(residual: Tensor, weight: Tensor, bias: Tensor | None, part
     The result is what `attention.splits.merge_splits` would give. To a row without context nothing is added.
     Best of few splits: MOST_SPLITS.
     """
+    _launch(residual, weight, bias, partials, added=True)
+
+
+def split_output(weight: Tensor, bias: Tensor | None, partials: SplitPartials) -> Tensor:
+    """Return what `add_split_output` adds [T, N]; anything of a row without context."""
+    out = partials.out.new_empty(len(partials.out), len(weight))
+    _launch(out, weight, bias, partials, added=False)
+    return out
+
+
+def _launch(
+    residual: Tensor, weight: Tensor, bias: Tensor | None, partials: SplitPartials, *, added: bool
+) -> None:
     (tokens, outputs), (heads, head_dim) = residual.shape, partials.out.shape[1:]
     _kernel[outputs // ROWS, tokens](
         residual, partials.workspace.partials, partials.workspace.lse, partials.context_lens, weight, bias,
         partials.window, partials.max_splits,
-        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND,
+        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND, ADDED=added,
         num_warps=heads * head_dim // (32 * HELD.value), **dependent_launch(residual.device),
     )  # fmt: skip
 
@@ -78,7 +91,7 @@ def _kernel(
     residual: gl.tensor, partials: gl.tensor, lse: gl.tensor, context_lens: gl.tensor, weight: gl.tensor,
     bias: gl.tensor, window: gl.tensor, max_splits: gl.tensor,
     HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, ROWS: gl.constexpr, ROUND: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    ADDED: gl.constexpr, DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
     """Compute ROWS outputs; the weights are asked for before the kernel ahead has ended.
 
@@ -105,7 +118,8 @@ def _kernel(
     if splits == 0:  # the context is empty
         return
     residual += token * gl.num_programs(0) * ROWS + row
-    before = gl.load(residual)
+    if ADDED:
+        before = gl.load(residual)
     split = gl.arange(0, ROUND, gl.SliceLayout(1, gl.SliceLayout(2, VALUES)))
     group = gl.arange(0, GROUPS, GROUP)
     held = gl.arange(0, HELD, gl.SliceLayout(0, gl.SliceLayout(1, VALUES)))
@@ -130,4 +144,7 @@ def _kernel(
     result = gl.sum(gl.sum(weights.to(gl.float32) * attended[None, :, :], 2), 1)
     if bias is not None:
         result += gl.load(bias + row).to(gl.float32)
-    gl.store(residual, (before.to(gl.float32) + result.to(dtype).to(gl.float32)).to(dtype))
+    result = result.to(dtype)
+    if ADDED:
+        result = (before.to(gl.float32) + result.to(gl.float32)).to(dtype)
+    gl.store(residual, result)

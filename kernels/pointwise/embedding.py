@@ -14,10 +14,11 @@ from quire.kernels.launch import dependent_launch
 BLOCK = 1024  # columns of a program
 
 
-def embed(tokens: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+def embed(tokens: Tensor, table: Tensor, first: int | None = None, *, scale: float | None = None) -> Tensor:
     """Look up tokens [T] i32, each below V, in table [V, H], contiguous -> [T, H].
 
-    first: the token of the table's first row, of a part of a vocabulary; tokens elsewhere give zeros.
+    first: the token of the table's first row, of a part of a vocabulary; tokens elsewhere give zeros. scale:
+    what rows are multiplied by, as Gemma's are, a number of the table's dtype.
     """
     if not table.is_contiguous():
         raise ValueError(f"the embedding matrix must be contiguous, its strides are {table.stride()}")
@@ -25,14 +26,18 @@ def embed(tokens: Tensor, table: Tensor, first: int | None = None) -> Tensor:
     out = torch.empty(len(tokens), columns, dtype=table.dtype, device=table.device)
     if len(tokens):
         _embed_kernel[(len(tokens), triton.cdiv(columns, BLOCK))](
-            out, tokens, table, columns, BLOCK, first, len(table), num_warps=4,
+            out, tokens, table, scale, columns, BLOCK, first, len(table), num_warps=4,
             **dependent_launch(table.device),
         )  # fmt: skip
     return out
 
 
-def embed_reference(tokens: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+def embed_reference(
+    tokens: Tensor, table: Tensor, first: int | None = None, *, scale: float | None = None
+) -> Tensor:
     """Do the same as `embed` in plain torch."""
+    if scale is not None:
+        return embed_reference(tokens, table, first) * scale
     if first is None:
         return F.embedding(tokens, table)
     local = tokens - first
@@ -46,6 +51,7 @@ def _embed_kernel(
     out: tl.tensor,
     tokens: tl.tensor,
     table: tl.tensor,
+    scale: tl.tensor,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
     FIRST: tl.constexpr,
@@ -66,4 +72,6 @@ def _embed_kernel(
         local = tl.load(tokens + token).to(tl.int64) - FIRST
         is_here = (local >= 0) & (local < ROWS)
         values = tl.load(table + local * COLUMNS + column, inside & is_here, other=0.0)
+    if scale is not None:
+        values = (values.to(tl.float32) * scale).to(values.dtype)
     tl.store(out + token * COLUMNS + column, values, inside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -12,8 +14,19 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.launch import dependent_launch
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm's weight [H], as `rms_norm` takes it, and epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise x [T, H], rows may be strided -> [T, H]: in fp32, cast, then times weight [H]."""
+    """Normalise x [T, H], rows may be strided -> [T, H]: in fp32, cast, then times weight [H].
+
+    A weight in fp32 comes before the cast, as in Gemma, where it is one more than the parameter.
+    """
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, y, eps)
     return y
@@ -33,7 +46,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Do the same as `rms_norm` in plain torch."""
     if x.dtype == torch.float32:  # nothing is rounded between the two: one call does both
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return (weight * F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)).to(x.dtype)
+    normed = F.rms_norm(x.float(), x.shape[-1:], eps=eps)
+    return (weight * (normed if weight.dtype == torch.float32 else normed.to(x.dtype))).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -82,6 +96,24 @@ def add_to_residual(
 
 
 @triton.jit
+def times_weight(x: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: tl.constexpr) -> tl.tensor:
+    """Multiply what is normalised by a norm's weight, both in fp32; with WIDE round to DTYPE only then."""
+    if not WIDE:
+        x = x.to(DTYPE).to(tl.float32)
+    return (x * weight).to(DTYPE)
+
+
+@triton.jit
+def rms_normed(
+    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, HIDDEN: tl.constexpr, WIDE: tl.constexpr
+) -> tl.tensor:
+    """Normalise a row x of HIDDEN numbers and zeros, by a weight in fp32; WIDE as `times_weight` has it."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
+    return times_weight(wide * scale, weight, x.dtype, WIDE)
+
+
+@triton.jit
 def _rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -108,7 +140,5 @@ def _rms_norm_kernel(
     if residual_ptr is not None:
         residual_row = residual_ptr + token * residual_stride + column
         x = add_to_residual(x, row, residual_row, None, inside, part_stride, PARTS)
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / HIDDEN + eps)
-    normed = (wide * scale).to(x.dtype).to(tl.float32)
-    tl.store(y_ptr + token * HIDDEN + column, (normed * weight).to(x.dtype), inside)
+    WIDE: tl.constexpr = weight_ptr.dtype.element_ty == tl.float32
+    tl.store(y_ptr + token * HIDDEN + column, rms_normed(x, weight, eps, HIDDEN, WIDE), inside)

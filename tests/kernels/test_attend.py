@@ -1,5 +1,6 @@
 """Attention straight from the projection: by one kernel and by the pair of them, against the references."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -18,9 +19,11 @@ from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import gpu_of
+from quire.kernels.linear.alone import add_normed_linear, add_normed_linear_reference
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import reference_add
 from quire.kernels.linear.recipes import PROJECT_OUT, Product
+from quire.kernels.pointwise.norm import Norm
 from quire.kernels.recipes import choose
 from quire.kernels.shapes import LayerShape
 from quire.kernels.tuning import H100
@@ -99,6 +102,26 @@ def add_decoded(residual, output, qkv, batch, layer, cache):
 def add_decoded_reference(residual, output, qkv, batch, layer, cache):
     attended = attend.attend_reference(qkv, batch, layer, cache)
     reference_add(residual, attended, output, torch.ones_like(residual[0]), EPS)
+
+
+def normed_decoded(residual, output, qkv, batch, layer, cache):
+    """Attend and project as layers do that norm what they add; leave the norm of the sum in its place."""
+    case = attending(qkv, batch, layer, cache, len(output.weight), fused=True)
+    table = ATTEND if qkv.is_cuda else ATTEND[1:]
+    zeros = qkv.new_zeros(len(qkv), layer.num_heads, layer.head_dim)
+    with mock.patch.object(attend, "room_for", lambda *_: zeros):
+        attended = choose(table, case).run(qkv, batch, layer, cache)
+    residual.copy_(add_normed_linear(residual, attended, output, *norms_of(residual)))
+
+
+def normed_decoded_reference(residual, output, qkv, batch, layer, cache):
+    attended = attend.attend_reference(qkv, batch, layer, cache)
+    residual.copy_(add_normed_linear_reference(residual, attended, output, *norms_of(residual)))
+
+
+def norms_of(residual):
+    weight = torch.linspace(0.5, 1.5, residual.shape[1], device=residual.device)
+    return Norm(weight, EPS), Norm(weight.to(residual.dtype), EPS)
 
 
 class Step:
@@ -198,6 +221,21 @@ def test_a_long_row_beside_short_ones(shape, dtype, device):
     hopper = gpu_of(device).has_dependent_launch
     assert step.workspace.lse.isfinite().any() == (hopper and dtype != torch.float32)
     assert not step.workspace.arrivals.any()
+
+
+def test_fp32_norms_of_heads_are_multiplied_before_rounding(device, dtype):
+    """By all of the kernels: keys are the same, whichever wrote them."""
+    step = Step((4, 2, 64, 16, 0, False, True), dtype, device)
+    q_norm, k_norm = torch.randn(2, 64, device=device)
+    step.layer = replace(step.layer, q_norm=q_norm, k_norm=k_norm)
+    out, kv = step.attend(None)
+    expected_out, expected_kv = step.run(decode_new_tokens_reference)
+    assert_alike(out, expected_out, dtype)
+    assert_alike(kv, expected_kv, dtype)
+    newest = [(slot // 16, slot % 16) for slot in step.slots.tolist() if slot >= 0]
+    pairs = [(kv[block, 0, :, at], expected_kv[block, 0, :, at]) for block, at in newest]
+    same = torch.stack([ours == theirs for ours, theirs in pairs])
+    assert dtype == torch.float32 or float(same.float().mean()) > 0.99
 
 
 def test_it_writes_what_the_cache_kernel_writes_and_nothing_else(device, dtype):
@@ -434,3 +472,13 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
     scales = torch.zeros(*fp8[:, 0, ..., 0].shape, 2, dtype=torch.float16, device=device)
     with pytest.raises(ValueError, match="not for a cache in fp8"):
         decode(q, out, batch, step.layer, LayerCache(fp8, FP8, scales), DecodeMode.NEW)
+
+
+@pytest.mark.parametrize("shape", OUTPUT_SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_norms_of_what_is_decoded(shape, biased, dtype, device):
+    step = Output(shape, dtype, device, biased=biased)
+    there = step.paged.context_lens > 0
+    expected = step.run(normed_decoded_reference)[there].float()
+    apart = (step.run(normed_decoded)[there].float() - expected).norm(dim=1)
+    assert (apart <= TOLERANCE[dtype] * expected.norm(dim=1)).all()

@@ -92,6 +92,8 @@ SPILLS_LIMIT = {
     "hopper_linear_narrow_64": 0,
     "hopper_linear_narrow_gated_256": 0,
     "hopper_linear_narrow_parts_64": 0,
+    "hopper_linear_gelu_tanh_16": 0,
+    "hopper_linear_gelu_128": 0,
     "hopper_matmul": 0,
     "hopper_matmul_silu": 0,
     "hopper_matmul_add": 0,
@@ -108,12 +110,16 @@ SPILLS_LIMIT = {
     "gemv_add": 0,
     "gemv_gate_up": 0,
     "gemv_gelu": 0,
+    "gemv_geglu": 0,
     "gemv_exact": 0,
     "layer_norm": 0,
+    "sandwich_norm": 0,
+    "sandwich_norm_parts": 0,
     "activation": 0,
     "embed": 0,
     "merge": 0,
     "split_output": 0,
+    "split_output_alone": 0,
     "thresholds": 0,
     "chunk_argmax": 0,
     "argmax": 0,
@@ -202,7 +208,7 @@ def plain_variants() -> dict[str, Case]:
         write_kv as qkv_cache,
     )
     from quire.kernels.linear import gemv
-    from quire.kernels.pointwise import activation, embedding, layer_norm
+    from quire.kernels.pointwise import activation, embedding, layer_norm, sandwich_norm
     from quire.kernels.sampling import sample as sampling
     from quire.kernels.sampling import thresholds
 
@@ -321,24 +327,29 @@ def plain_variants() -> dict[str, Case]:
     linear = dependent | {"OUTPUTS": 4096, "COLUMNS": 14336, "ROWS": 4, "CHUNK": 1024, "ADDED": True}
     linear |= {"KIND": None}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "CHUNK": 512}
-    gate_up |= {"GATED": True, "ADDED": False, "bias": None}
+    gate_up |= {"GATED": True, "ADDED": False, "bias": None, "KIND": "silu"}
+    geglu = gate_up | {"OUTPUTS": 6912, "COLUMNS": 1152, "norm": None, "KIND": "gelu_tanh"}
     linear |= {"GATED": False, "bias": None, "norm": None}
     activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
     del activated["bias"]
     exact = linear | {"OUTPUTS": 256, "COLUMNS": 7168, "CHUNK": 2048, "ADDED": False}
     normed = dependent | {"HIDDEN": 3072, "BLOCK": 4096, "PARTS": 2}
+    gemma = dependent | {"HIDDEN": 1152, "BLOCK": 2048, "PARTS": 0}
     alone_gelu = {"WIDTH": 12288, "BLOCK": activation.BLOCK, "KIND": "gelu"}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
+        "gemv_geglu": (gemv._gemv_kernel, geglu, {"num_warps": 1}),
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
+        "sandwich_norm": (sandwich_norm._sandwich_kernel, gemma, {"num_warps": 8}),
+        "sandwich_norm_parts": (sandwich_norm._sandwich_kernel, gemma | {"PARTS": 4}, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
     merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
-    embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256}
+    embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256, "scale": None}
     vocabulary = {"VOCABULARY": 128256}
     chunk_argmax = vocabulary | {"CHUNK": sampling.CHUNK, "ON_GPU": True, "FIRST": 0}
     threshold = vocabulary | {"MIN_TEMPERATURE": thresholds.MIN_TEMPERATURE, "BLOCK": thresholds.BLOCK}
@@ -372,10 +383,12 @@ def plain_variants() -> dict[str, Case]:
     }
     pointers |= {"x_ptr": "*fp32"} | dict.fromkeys(("residual_ptr", "weight_ptr", "bias_ptr"), "*bf16")
     pointers |= dict.fromkeys(("added_ptr", "y_ptr"), "*bf16")
+    pointers |= dict.fromkeys(("inner_ptr", "outer_ptr"), "*fp32")  # as Gemma's
     found = {}
     for name, (kernel, constants, options) in variants.items():
         kv = {"fp8": "*fp8e4nv", "fp12": "*u8"}.get(name.rsplit("_")[-1], "*bf16")
         types = pointers | {"kv": kv, "kv_ptr": kv, "scale_log2": "fp32", "eps": "fp32"}
+        types |= {"inner_eps": "fp32", "outer_eps": "fp32"}
         kind: dict[str, object] = {"PLANES": name.endswith("fp12"), "CHUNKED": name.endswith("chunked")}
         kind |= {} if name.endswith("sinks") else {"softcap_log2": None, "sinks": None}
         kind |= {} if name.endswith("slopes") else {"slopes": None}
@@ -383,6 +396,7 @@ def plain_variants() -> dict[str, Case]:
         types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
         types |= {"out": "*fp32"} if name == "gemv_exact" else {}
         types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
+        types |= {"x_ptr": "*bf16"} if name == "sandwich_norm" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
@@ -496,11 +510,15 @@ def few_tokens_variants() -> dict[str, Case]:
             GluonASTSource, kernel, constants, types | result, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
-    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND}
+    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "ADDED": True}
     pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= {"context_lens": "*i32"}
     found["split_output"] = Case(
         GluonASTSource, split_output._kernel, output, pointers, pointers, {"num_warps": 8}
+    )
+    alone = output | {"HEADS": 4, "HEAD_DIM": 256, "ADDED": False}
+    found["split_output_alone"] = Case(
+        GluonASTSource, split_output._kernel, alone, pointers, pointers, {"num_warps": 4}
     )
     return found
 
@@ -530,6 +548,8 @@ def hopper_linear_variants() -> dict[str, Case]:
         "narrow_64": (64, 4096, 1024, False, False),
         "narrow_gated_256": (256, 6144, 1024, True, False),
         "narrow_parts_64": (64, 1024, 3072, False, True),
+        "gelu_tanh_16": (16, 13824, 1152, True, False),
+        "gelu_128": (128, 13824, 1152, True, False),
     }
     found = {}
     for name, (count, outputs, columns, gated, divided) in layers.items():
@@ -537,6 +557,8 @@ def hopper_linear_variants() -> dict[str, Case]:
         assert tiles is not None
         constants: dict[str, object] = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "CHUNK": tiles.chunk}
         constants |= {"STAGES": tiles.stages, "GATED": gated}
+        kind = name.rpartition("_")[0] if name.startswith("gelu") else "silu"
+        constants |= {"KIND": kind if gated else None}
         constants |= {"bias": None} if gated or divided else {}
         types = {
             "out": "*fp32" if divided else "*bf16",

@@ -52,7 +52,7 @@ def test_what_becomes_an_index_is_there(device):
         torch.tensor(each, dtype=torch.int32, device=device) for each in ([0, 1, 1], [5, 17, -1], [7, -1, 3])
     )
     last_tokens = torch.tensor([11, 12], dtype=torch.int32, device=device)
-    tables = torch.tensor([[4, 5], [2, 9]], dtype=torch.int32, device=device)
+    tables = [torch.tensor([[4, 5], [2, 9]], dtype=torch.int32, device=device)]
     copied = torch.zeros_like(rows)
     with compiling_beside(lambda done, total: None), only_compiled():
         got = token_places(given, rows, positions, last_tokens, tables, 16)

@@ -23,7 +23,7 @@ from quantized import FP8, FP12, in_format
 
 from quire.kernels.attention.batch import DecodeBatch
 from quire.kernels.attention.cascade import PrefixWorkspace
-from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.decode import DecodeMode, decode, decode_splits
 from quire.kernels.attention.decode_reference import decode_reference
 from quire.kernels.attention.gather import WORTH_A_PART, DecodeGather
 from quire.kernels.attention.hopper_decode.decode import TILE, hopper_decode
@@ -415,3 +415,20 @@ def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="out must be contiguous"):
         batch = paged.decodes(any_order(1, device), workspace)
         decode(q, q[:, :1], batch, attention_layer(2, 1, 64), paged.cache())
+
+
+@pytest.mark.parametrize(("window", "splits"), [(0, 32), (512, 9), (1024, 17), (65, 2), (64, 2), (1, 1)])
+def test_a_row_is_divided_by_what_it_reads(window, splits, device):
+    """Tiles have 64 keys, and a window may begin within one."""
+    paged = make_paged([2032, 0], 1, 64, 16, torch.float16, device)  # and a block more in the table
+    q = torch.randn(2, 4, 64, device=device).half()
+    out, rows = torch.empty_like(q), paged.rows[:1]
+    workspace = DecodeWorkspace.allocate(1, 4, 64, device)
+    order = torch.zeros(1, dtype=torch.int32, device=device)
+    batch = DecodeBatch(paged.block_tables, rows, paged.context_lens[:1], order, workspace)
+    left = decode_splits(q, out, batch, attention_layer(4, 1, 64, window), paged.cache())
+    assert (1 if left is None else left.max_splits) == splits
+    if left is not None:
+        left.merged()
+    exact = decode_exactly(q, paged, window)[:1]
+    torch.testing.assert_close(out[:1].cpu().double(), exact, atol=TOLERANCE[torch.float16], rtol=0)

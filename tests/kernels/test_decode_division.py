@@ -10,6 +10,7 @@ from quire.kernels.attention.hopper_decode.products import LANES
 from quire.kernels.attention.splits import (
     DecodeWorkspace,
     Division,
+    most_tiles,
     plan_division,
     plan_small_splits,
     plan_splits,
@@ -35,6 +36,21 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
                     assert splits == 1 or splits * batch <= capacity
             splits = plan_division(batch, kv_heads, 128, MULTIPROCESSORS, workspace).most
             assert splits == 1 or (splits * batch <= capacity and batch * kv_heads <= len(workspace.arrivals))
+
+
+@given(st.integers(1, 400), st.integers(0, 200), st.sampled_from([1, 16, 64]), st.booleans())
+def test_no_row_reads_more_tiles(tokens: int, window: int, tile: int, chunked: bool) -> None:
+    def tiles(length: int) -> int:
+        first = 0
+        if window:
+            first = (length - 1) // window * window if chunked else max(length - window, 0)
+        return (length - 1) // tile - first // tile + 1
+
+    read = max(tiles(length) for length in range(1, tokens + 1))
+    most = most_tiles(tokens, window, tile)
+    assert read <= most
+    # No more than one tile beyond, and none where windows begin at any token of many.
+    assert chunked or most == read or tokens < window + tile
 
 
 @pytest.mark.parametrize(

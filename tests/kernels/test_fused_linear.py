@@ -17,13 +17,18 @@ from products import (
 
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.gpu import NO_GPU
-from quire.kernels.linear.alone import activated_linear, activated_linear_reference
+from quire.kernels.linear.alone import (
+    activated_linear,
+    activated_linear_reference,
+    gated_linear,
+    gated_linear_reference,
+)
 from quire.kernels.linear.gemv import Tiles, linear_of_one, tiles_of_one
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.linear.skinny import linear_of_few
 from quire.kernels.plan import most_fused_tokens
-from quire.kernels.pointwise.activation import UNGATED
+from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED
 from quire.kernels.shapes import LayerShape
 
 # (columns, outputs): one chunk, a ragged one, several, several and ragged; odd outputs
@@ -81,6 +86,23 @@ def test_activated_linear(function, name, biased, tokens, dtype, device):
     result = function(x, Linear(weight, bias if biased else None), name)
     both = F.linear(x.double(), weight.double(), bias.double() if biased else None)
     exact = UNGATED[name](both)
+    scale = exact.abs().max().clamp(min=1.0)
+    assert_near(result / scale.to(dtype), exact / scale.to(dtype).double(), dtype)
+
+
+# The last ones are such as Hopper's kernels take.
+@pytest.mark.parametrize(
+    ("tokens", "columns", "outputs"), [(1, 100, 14), (2, 100, 14), (8, 1152, 512), (200, 512, 256)]
+)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("function", [gated_linear, gated_linear_reference])
+def test_gated_linear(function, name, biased, tokens, columns, outputs, dtype, device):
+    _, _, weight, bias = draw(columns, outputs, dtype, device)
+    x = torch.randn(tokens, columns).to(device, dtype)
+    result = function(x, Linear(weight, bias if biased else None), name)
+    gate, up = F.linear(x.double(), weight.double(), bias.double() if biased else None).chunk(2, dim=1)
+    exact = ACTIVATIONS[name](gate) * up
     scale = exact.abs().max().clamp(min=1.0)
     assert_near(result / scale.to(dtype), exact / scale.to(dtype).double(), dtype)
 

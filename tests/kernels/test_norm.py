@@ -1,7 +1,8 @@
-"""RMSNorm: the reference is transformers' LlamaRMSNorm, the kernel is the reference."""
+"""RMSNorm: the reference is transformers' LlamaRMSNorm or Gemma's, the kernel is the reference."""
 
 import pytest
 import torch
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
@@ -32,6 +33,26 @@ def test_reference_is_llama_rms_norm_bit_for_bit(shape, dtype):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
     expected = llama_norm(weight, 1e-5)(x)
     assert torch.equal(rms_norm_reference(x, weight, 1e-5), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_reference_is_gemmas_with_an_fp32_weight(shape, dtype):
+    x, norm = torch.randn(shape).to(dtype), Gemma3RMSNorm(shape[1], 1e-6)
+    norm.weight.data = torch.randn(shape[1]).to(dtype)
+    same = rms_norm_reference(x, 1.0 + norm.weight.data.float(), 1e-6) == norm(x)
+    assert float(same.float().mean()) > 0.99, "fp32 sums may end beside a tie of the rounding"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_fp32_weight_is_multiplied_before_rounding(shape, device, dtype):
+    x, weight = torch.randn(shape, device=device).to(dtype), torch.randn(shape[1], device=device)
+    expected = rms_norm_reference(x, weight, 1e-6)
+    result = rms_norm(x, weight, 1e-6)
+    assert_close(result, expected)
+    if dtype != torch.float32:
+        others = int((result != expected).sum())
+        assert others <= 1 + result.numel() // 100, "fp32 sums may end beside a tie of the rounding"
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -28,7 +28,7 @@ from quire.kernels.gpu import NO_GPU, Gpu
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT
 from quire.kernels.linear.skinny import linear_of_few
-from quire.kernels.plan import LayerOps, plan_layer
+from quire.kernels.plan import LayerOps, plan_attention, plan_layer
 from quire.kernels.shapes import LayerShape, StepShape
 from tests.models.tiny_models import MODELS
 
@@ -78,6 +78,18 @@ def test_one_token_is_five_kernels_of_which_the_output_projection_merges(gpu: Gp
         "skinny product and sum (linear.skinny)",
     ]
     assert made(ops) == {"decode_by": DecodeKernel.SMALL, "splits": 32}
+
+
+@each_gpu
+def test_windows_decide_into_how_many_splits_a_row_is_divided(gpu: Gpu) -> None:
+    """Heads of 256, one of keys, as Gemma 3 1B has them."""
+    output = Matrix(1152, 1024)
+    full = gated(1152, 4, 1, 6912, cache=CacheSpec(1, 256), output=output, up=None, down=None)
+    for window, splits in ((0, 32), (512, 9), (1024, 17)):
+        layer = replace(full, cache=CacheSpec(1, 256, window))
+        attending = plan_attention(gpu, layer, BF16, decodes(1))
+        assert attending.name == UNMERGED
+        assert attending.run.keywords["splits"] == splits  # type: ignore[attr-defined]
 
 
 @each_gpu

@@ -5,7 +5,7 @@ import torch
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
 
-ROWS, BLOCKS = 9, 6
+ROWS, BLOCKS, GROUPS = 9, 6, 3
 
 
 @pytest.mark.parametrize("function", [token_places, token_places_reference])
@@ -15,7 +15,8 @@ ROWS, BLOCKS = 9, 6
 def test_each_token_is_found(function, block_size, all_sampled, count, device):
     torch.manual_seed(count)
     last_tokens = torch.randint(0, 1000, (ROWS,), dtype=torch.int32)
-    tables = torch.randint(0, 2**31 - 1, (ROWS, BLOCKS), dtype=torch.int32)  # slots need 64 bits
+    # Slots need 64 bits.
+    tables = torch.randint(0, 2**31 - 1, (GROUPS, ROWS, BLOCKS), dtype=torch.int32)
     rows = torch.randint(0, ROWS, (count,), dtype=torch.int32)
     positions = torch.randint(-1, BLOCKS * block_size, (count,), dtype=torch.int32)
     given = torch.randint(-1, 2, (count,), dtype=torch.int32) * torch.randint(1, 9, (count,)).int()
@@ -24,16 +25,26 @@ def test_each_token_is_found(function, block_size, all_sampled, count, device):
         rows.to(device),
         positions.to(device),
         last_tokens.to(device),
-        tables.to(device),
+        tables.to(device).unbind(),
         block_size,
     )
     assert [result.dtype for result in results] == [torch.int32, torch.int32, torch.int64]
-    for i, (token, place, slot) in enumerate(zip(*(result.tolist() for result in results), strict=True)):
+    tokens, places, slots = (result.tolist() for result in results)
+    assert len(slots) == GROUPS
+    for i, (token, place, *own) in enumerate(zip(tokens, places, *slots, strict=True)):
         row, position = int(rows[i]), int(positions[i])
         sampled = all_sampled or given[i] < 0
         assert token == (last_tokens[row] if sampled else given[i])
         assert place == max(position, 0)
         if position < 0:
-            assert slot == -1
+            assert own == [-1] * GROUPS
         else:
-            assert slot == int(tables[row, position // block_size]) * block_size + position % block_size
+            blocks = tables[:, row, position // block_size].tolist()
+            assert own == [block * block_size + position % block_size for block in blocks]
+
+
+def test_tables_that_lie_apart_are_refused(device):
+    tables = torch.zeros(3, ROWS, BLOCKS, dtype=torch.int32, device=device)
+    none = torch.zeros(1, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="one behind the other"):
+        token_places(None, none, none, none, tables[::2].unbind(), 16)

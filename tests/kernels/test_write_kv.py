@@ -3,6 +3,7 @@
 import pytest
 import torch
 from paged import attention_layer
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from quire.kernels.attention.write_kv import write_kv, write_kv_reference
@@ -69,6 +70,25 @@ def test_kernel_equals_reference(heads, head_dim, rope, norm, device, dtype):
         # The norm may round an ulp apart, and a rotation may cancel most of what it is an ulp of.
         tolerance = max(1e-5, 4 * torch.finfo(dtype).eps)
         torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_fp32_norms_of_heads_are_multiplied_before_rounding(device, dtype):
+    """As Gemma's: they are one more than its parameters."""
+    case = Case((4, 2), 64, dtype, device)
+    case.norms = 1.0 + case.norms.float()
+    norm = Gemma3RMSNorm(64, EPS).to(device)
+    for function in (write_kv, write_kv_reference):
+        qkv, cache = case.run(function, None, True)
+        q, k, _ = case.heads_of(case.qkv)
+        norm.weight.data = case.norms[0] - 1.0
+        expected_q = norm(q)
+        norm.weight.data = case.norms[1] - 1.0
+        pairs = (case.heads_of(qkv)[0], expected_q), (cache[0, 1, 0, :, 0], norm(k)[0])
+        for result, expected in pairs:
+            if dtype == torch.float32:
+                torch.testing.assert_close(result, expected)
+            else:
+                assert float((result == expected).float().mean()) > 0.99
 
 
 @pytest.mark.parametrize("function", [write_kv, write_kv_reference])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,18 @@ from quire.engine.models.general.modules import (
     UnreadRotation,
 )
 from quire.engine.models.general.observed import Passage
+from quire.engine.models.general.sandwich import (
+    GatedBranch,
+    ModuleBranch,
+    SandwichDecoder,
+    SandwichLayer,
+)
 from quire.engine.models.loader import load_model
 from quire.engine.models.pre_norm import GatedMLP
 from quire.engine.models.reading import read_model
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import Backend, torch_backend
+from quire.kernels.linear.alone import add_normed_linear_reference, gated_linear_reference
+from quire.kernels.pointwise import norm as rms
 from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED
 from tests.models.any_model import LAYERS, save_tiny
 
@@ -38,10 +47,12 @@ def load(kind: str, folder: Path) -> GeneralModel:
     return load_saved(folder)
 
 
-def load_saved(folder: Path) -> GeneralModel:
+def load_saved(
+    folder: Path, dtype: torch.dtype = torch.float32, backend: Backend | None = None
+) -> GeneralModel:
     config = read_model(folder, "transformers")
     model, _ = load_model(
-        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=100
+        folder, config, backend or torch_backend(), device="cpu", dtype=dtype, max_model_len=100
     )
     assert isinstance(model, GeneralModel)
     return model
@@ -67,14 +78,110 @@ def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: typ
     assert {type(layer.mlp) for layer in decoder.layers} == {mlp}
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "olmo2", "glm4"])
+@pytest.mark.parametrize(
+    ("kind", "count", "mlp"),
+    [
+        ("gemma2", 4, GatedBranch),
+        ("gemma3_text", 4, GatedBranch),
+        ("exaone4", 2, GatedBranch),  # of what is added alone
+        ("kolibri1", 4, ModuleBranch),  # experts
+    ],
+)
+def test_a_decoder_that_norms_what_it_adds_runs_without_its_own_code(
+    kind: str, count: int, mlp: type, tmp_path: Path
+) -> None:
+    decoder = load(kind, tmp_path).fusion.decoder
+    assert isinstance(decoder, SandwichDecoder)
+    for layer in decoder.layers:
+        assert len(norms_of(layer)) == count and type(layer.mlp) is mlp
+
+
+def raises(*given: Any) -> Tensor:
+    raise RuntimeError("it does not compile for this device")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"add_normed_linear": lambda *given: add_normed_linear_reference(*given) * 1.05},
+        {"gated_linear": lambda *given: gated_linear_reference(*given).roll(1, -1)},
+        {"add_normed_linear": raises},
+    ],
+)
+def test_a_layer_whose_kernels_give_something_else_is_left_to_its_own_code(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    save_tiny("gemma2", tmp_path)
+    fusion = load_saved(tmp_path, backend=replace(torch_backend(), **wrong)).fusion
+    assert fusion.decoder is None
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_embedding_are_looked_up_and_scaled_at_once(
+    kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(kind, tmp_path)
+    model = load_saved(tmp_path, dtype)
+    module = model._decoder.embed_tokens
+    tokens = torch.tensor([3, 96, 0])
+    with torch.inference_mode():
+        expected = module(tokens)
+        monkeypatch.setattr(type(module), "forward", None)  # nobody asks it any more
+        assert model.fusion.decoder is not None
+        assert torch.equal(model.fusion.decoder._embed(tokens), expected)
+
+
+def test_what_a_layer_adds_must_be_the_same_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm that the layer's own code scales once more."""
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+
+    save_tiny("gemma2", tmp_path)
+    forward = Gemma2DecoderLayer.forward
+
+    def more(self: Any, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
+        return hidden + (forward(self, hidden, *given, **named) - hidden) * 1.001
+
+    monkeypatch.setattr(Gemma2DecoderLayer, "forward", more)
+    fusion = load_saved(tmp_path).fusion
+    forwards = {type(module.forward) for module in fusion.modules}
+    assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text", "exaone4"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_are_rounded_as_the_models_own_code_rounds(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """In 16 bits Gemma's are multiplied by one more than a weight before they are rounded, others after."""
+    save_tiny(kind, tmp_path)
+    model = load_saved(tmp_path, dtype)
+    decoder = model.fusion.decoder
+    assert isinstance(decoder, SandwichDecoder)
+    wide = {norm.weight.dtype for layer in decoder.layers for norm in norms_of(layer)}
+    assert wide == ({torch.float32} if kind.startswith("gemma") else {dtype})
+    module = next(each for each in model._decoder.modules() if type(each).__name__.endswith("RMSNorm"))
+    norm, x = norms.norm_of(module), torch.randn(50, module.weight.shape[0]).to(dtype)
+    assert norm is not None
+    same = torch_backend().rms_norm(x, norm.weight, norm.eps) == module(x)
+    assert float(same.float().mean()) > 0.99
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "glm4"])
 def test_elsewhere_modules_are_replaced(kind: str, tmp_path: Path) -> None:
-    """Norms behind attention and MLP, too, and norms over all heads."""
+    """Norms over all heads, and heads that are rotated in part."""
     fusion = load(kind, tmp_path).fusion
     forwards = {type(module.forward) for module in fusion.modules}
     assert fusion.decoder is None and {NormModule, GatedModule} <= forwards
     fusion.undo()
     assert not fusion.modules
+
+
+def norms_of(layer: SandwichLayer) -> list[rms.Norm]:
+    found = (layer.before, layer.attended, layer.between, layer.behind)
+    return [norm for norm in found if norm is not None]
 
 
 def rotations(model: GeneralModel) -> list[nn.Module]:
@@ -213,6 +320,9 @@ def test_norms_are_told_apart() -> None:
     gemma = Norm(1.0, -0.5, 0.0)
     found = norms.norm_of(gemma)
     assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
+    gemma.weight *= 1e5  # beside which one is no more than rounding
+    found = norms.norm_of(gemma)
+    assert found is not None and torch.equal(found.weight, 1 + gemma.weight)
     assert norms.norm_of(Norm(0.5, -0.5, 0.0)) is None
     assert norms.norm_of(Norm(0.0, -0.51, 0.0)) is None
     assert norms.norm_of(Norm(0.0, -0.5, 1.0)) is None, "a layer norm"
@@ -301,7 +411,7 @@ def test_a_layer_that_multiplies_what_it_adds_is_none_of_ours(tmp_path: Path) ->
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"residual_multiplier": 0.5}))
     fusion = load_saved(tmp_path).fusion
-    assert fusion.decoder is None and fusion.modules
+    assert fusion.decoder is None
 
 
 def test_gelu_stands_in_a_layer_beside_kernels_of_silu(tmp_path: Path) -> None:

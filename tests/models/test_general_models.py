@@ -39,6 +39,7 @@ from tests.models.paged_driver import PagedDriver
 EQUAL = (
     "gpt_neox", "phi", "phi3", "starcoder2", "cohere2", "olmo2", "granite", "gemma3_text", "smollm3",
     "qwen3_moe", "stablelm", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "bart", "roberta",
+    "exaone4", "kolibri1",
 )  # fmt: skip
 # Whose code computes attention by itself, one of each way of it; chunks, slopes, and chosen tokens.
 OWN = ("gpt_neo", "openai-gpt", "xglm", "roformer", "falcon", "llama4_text", "bloom", "mpt", "deepseek_v32")

@@ -33,6 +33,7 @@ from quire.engine.models.general.observed import Noise, Seen, observe
 from quire.engine.models.general.plain import PlainDecoder
 from quire.engine.models.general.proof import alike, linear_of
 from quire.engine.models.general.routers import router_of
+from quire.engine.models.general.sandwich import ModuleBranch, SandwichDecoder
 from quire.engine.models.general.whole import FusedDecoder, whole_of
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
@@ -45,7 +46,7 @@ _ROUNDINGS = 2  # of `proof.alike`'s tolerances, that a layer may differ by from
 class Fusion:
     """What was fused: the decoder as a whole but for MLPs, and modules, which have another `forward`."""
 
-    decoder: FusedDecoder | PlainDecoder | None
+    decoder: FusedDecoder | PlainDecoder | SandwichDecoder | None
     modules: list[nn.Module]
 
     def undo(self) -> None:
@@ -87,8 +88,9 @@ def fuse(
         attending = _attention(seen, config, max_len, _agreement(ranks, device))
         whole = whole_of(causal, seen, attending, config, backend, ranks)
         if whole is not None:
-            mlps = [layer.mlp.module for layer in whole.layers if isinstance(layer.mlp, ModuleMLP)]
-            parts = (part for mlp in mlps for part in mlp.modules())
+            mlps = [layer.mlp for layer in whole.layers]
+            own = [mlp.module for mlp in mlps if isinstance(mlp, ModuleMLP | ModuleBranch)]
+            parts = (part for module in own for part in module.modules())
             return Fusion(whole, _replace(parts, backend, seen.out.dtype))
         attention = _replace_attention(seen, attending, backend)
         known = {part for module in attention for part in module.modules()}

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import Gated, Ungated
-from quire.engine.models.general.norms import Norm
 from quire.engine.models.general.routers import Router
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import Hidden
 from quire.kernels.plan import LayerOps
+from quire.kernels.pointwise.norm import Norm
 
 
 class NormModule:
@@ -68,7 +68,7 @@ class GatedModule:
     def of(self, x: Tensor) -> Tensor:
         """Compute x [T, H] -> [T, H]."""
         gated, backend = self._gated, self._backend
-        return backend.linear(backend.gated(backend.linear(x, gated.gate_up), gated.activation), gated.down)
+        return backend.linear(backend.gated_linear(x, gated.gate_up, gated.activation), gated.down)
 
 
 class LinearModule:

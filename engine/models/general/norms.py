@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, called, noise
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.pointwise.layer_norm import layer_norm_reference
-from quire.kernels.pointwise.norm import rms_norm_reference
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    weight: Tensor
-    eps: float
+from quire.kernels.pointwise.norm import Norm, rms_norm_reference
 
 
 def norm_of(module: nn.Module) -> Norm | None:
@@ -32,10 +24,12 @@ def norm_of(module: nn.Module) -> Norm | None:
     sizes = torch.tensor([[1e-3], [1e-2], [1.0], [30.0]], device=weight.device)
     x = (sizes * (noise(ROWS, len(weight), weight).float() + 0.5)).to(weight.dtype)
     theirs = called(module, x)
-    for candidate in (weight.data, 1.0 + weight.data.float()):
-        if theirs is not None and alike(rms_norm_reference(x, candidate, eps), theirs):
-            return Norm(candidate, eps)
-    return None
+    if theirs is None:
+        return None
+    found = [(each, rms_norm_reference(x, each, eps)) for each in (weight.data, 1.0 + weight.data.float())]
+    # Both are alike where weights are large.
+    candidate, ours = min(found, key=lambda each: float((each[1].float() - theirs.float()).norm()))
+    return Norm(candidate, eps) if alike(ours, theirs) else None
 
 
 def layer_norm_of(module: nn.Module) -> LayerNorm | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +124,15 @@ def observe(
         children = of(layer.children())
         seen.append(SeenLayer(whole[0], children, attention[0], noise.calls[index], noise.attended[index]))
     return Seen(tokens, positions, seen, of(rotations), of(around), out)
+
+
+def following(passages: Sequence[Passage], state: Tensor) -> Passage | None:
+    """Return the first call of a module that took a state, but for those that only hand it on."""
+    for passage in passages:
+        same = passage.into.dtype == state.dtype and torch.equal(passage.into, state)
+        if same and not isinstance(passage.module, nn.Dropout | nn.Identity):
+            return passage
+    return None
 
 
 def _layers(decoder: nn.Module) -> tuple[nn.Module, nn.ModuleList | None]:

@@ -2,12 +2,13 @@
 
 With RMSNorms its layers are those of native decoders, `quire.engine.models.pre_norm`, with what is behind the
 second norm as it is if that is no gated MLP; with layer norms and an MLP of two products they are
-`general.plain`'s.
+`general.plain`'s. Layers that norm what they add, or whose norms are Gemma's, are `general.sandwich`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -18,9 +19,10 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.modules import FusedMLP, ModuleMLP
-from quire.engine.models.general.norms import Norm, layer_norm_of, norm_of
-from quire.engine.models.general.observed import Passage, Seen, SeenLayer
+from quire.engine.models.general.norms import layer_norm_of, norm_of
+from quire.engine.models.general.observed import Seen, SeenLayer, following
 from quire.engine.models.general.plain import PlainDecoder, PlainLayer
+from quire.engine.models.general.sandwich import SandwichDecoder, sandwich_of
 from quire.engine.models.layers import LayerPlans
 from quire.engine.models.pre_norm import MLP, GatedMLP, PreNormLayer, run_layers
 from quire.engine.models.vocabulary import embed, embed_part
@@ -30,9 +32,10 @@ from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_layer
+from quire.kernels.pointwise.norm import Norm
 from quire.kernels.shapes import LayerShape
 
-Layer = TypeVar("Layer", PreNormLayer, PlainLayer)
+Part = TypeVar("Part")
 
 
 class FusedDecoder:
@@ -64,47 +67,44 @@ def whole_of(
     config: ModelConfig,
     backend: Backend,
     ranks: Ranks | None,
-) -> FusedDecoder | PlainDecoder | None:
+) -> FusedDecoder | PlainDecoder | SandwichDecoder | None:
     """Return the decoder as it was seen, if each layer's attention and all else is what kernels compute."""
-    last = _following(seen.around, seen.layers[-1].whole.out)
+    last = following(seen.around, seen.layers[-1].whole.out)
     look_up = _embedding(causal, seen, backend, ranks)
-    parts = [
-        None if found is None else _parts(layer, found)
-        for layer, found in zip(seen.layers, attending, strict=True)
-    ]
-    known = [each for each in parts if each is not None]
-    if last is None or look_up is None or len(known) < len(parts) or not torch.equal(last.out, seen.out):
+    known = _all(attending)
+    if last is None or look_up is None or known is None or not torch.equal(last.out, seen.out):
         return None
+    parts = _all([_parts(*each) for each in zip(seen.layers, known, strict=True)])
     device, dtype, specs = seen.tokens.device, seen.out.dtype, config.cache_specs
     if (norm := norm_of(last.module)) is not None:
-        layers = _all([_pre_norm(*each, norm, dtype, backend) for each in known])
+        layers = None if parts is None else _all([_pre_norm(*each, norm, dtype, backend) for each in parts])
         if layers is None:
-            return None
+            return sandwich_of(seen, known, norm, look_up, specs, backend)
         shapes = [_shape(*each, dtype, gated=True) for each in zip(layers, specs, strict=True)]
         return FusedDecoder(layers, norm, look_up, shapes, backend, device)
     layer_norm = layer_norm_of(last.module)
-    plain = None if layer_norm is None else _all([_plain(*each) for each in known])
+    plain = None if layer_norm is None or parts is None else _all([_plain(*each) for each in parts])
     if layer_norm is None or plain is None:
         return None
     shapes = [_shape(*each, dtype, gated=False) for each in zip(plain, specs, strict=True)]
     return PlainDecoder(plain, layer_norm, look_up, shapes, backend, device)
 
 
-def _all(found: list[Layer | None]) -> list[Layer] | None:
+def _all(found: list[Part | None]) -> list[Part] | None:
     """Return what was found if all was."""
-    layers = [each for each in found if each is not None]
-    return layers if len(layers) == len(found) else None
+    parts = [each for each in found if each is not None]
+    return parts if len(parts) == len(found) else None
 
 
 def _parts(seen: SeenLayer, attending: Attending) -> tuple[Attending, nn.Module, nn.Module, nn.Module] | None:
     """Return a layer's attention, norms and MLP, if what passes between these does so there, to the bit."""
     whole, attention = seen.whole, seen.attention
-    before = _following(seen.children, whole.into)
+    before = following(seen.children, whole.into)
     if before is None or not torch.equal(before.out, attention.into):
         return None
     residual = whole.into + attention.out
-    between = _following(seen.children, residual)
-    mlp = None if between is None else _following(seen.children, between.out)
+    between = following(seen.children, residual)
+    mlp = None if between is None else following(seen.children, between.out)
     if between is None or mlp is None or mlp.out.shape != residual.shape:
         return None
     if not torch.equal(residual + mlp.out, whole.out):
@@ -164,22 +164,25 @@ def _shape(
     )
 
 
-def _following(passages: Sequence[Passage], state: Tensor) -> Passage | None:
-    """Return the first call of a module that took a state, but for those that only hand it on."""
-    for passage in passages:
-        same = passage.into.dtype == state.dtype and torch.equal(passage.into, state)
-        if same and not isinstance(passage.module, nn.Dropout | nn.Identity):
-            return passage
-    return None
-
-
 def _embedding(
     causal: nn.Module, seen: Seen, backend: Backend, ranks: Ranks | None
 ) -> Callable[[Tensor], Tensor] | None:
     """Return what gives the first layer its input [T, H] of tokens [T]."""
     first, module = seen.layers[0].whole.into, causal.get_input_embeddings()  # type: ignore[operator]
-    if torch.equal(embed(seen.tokens, module.weight, F.embedding, ranks), first):
-        return lambda tokens: embed_part(tokens, module.weight.data, backend.embed, ranks)
-    if torch.equal(module(seen.tokens[None])[0], first):  # it may scale, too
+    rows = embed(seen.tokens, module.weight, F.embedding, ranks)
+    for scale in (None, _scale(module)):
+        if torch.equal(rows if scale is None else rows * scale, first):
+            look_up = partial(backend.embed, scale=scale)
+            return lambda tokens: embed_part(tokens, module.weight.data, look_up, ranks)
+    if torch.equal(module(seen.tokens[None])[0], first):  # it may do more
         return lambda tokens: module(tokens.long()[None])[0]
     return None
+
+
+def _scale(module: nn.Module) -> float | None:
+    """Return what a module says that its rows are multiplied by, as its dtype has it."""
+    scale = getattr(module, "embed_scale", None)
+    if not isinstance(scale, Tensor | float) or (isinstance(scale, Tensor) and scale.numel() != 1):
+        return None
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return float(torch.as_tensor(scale).to(weight.dtype))

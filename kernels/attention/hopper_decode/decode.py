@@ -50,6 +50,7 @@ from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
+from quire.kernels.pointwise.norm import times_weight
 
 TILE = 64  # keys
 MOST_PROGRAMS = 2  # of a group: each reads its keys, the second from the L2 cache
@@ -219,9 +220,11 @@ def _kernel(
         if q_norm is not None:  # rounded where `attention.write_kv` rounds
             wide = heads.to(gl.float32)
             norm = gl.rsqrt(gl.sum(wide * wide, 1) / DIM + eps)[:, None]
-            heads = ((wide * norm).to(dtype).to(gl.float32) * weight.to(gl.float32)).to(dtype)
-            heads_other = (heads_other.to(gl.float32) * norm).to(dtype).to(gl.float32)
-            heads_other = (heads_other * other_weight.to(gl.float32)).to(dtype)
+            WIDE: gl.constexpr = q_norm.dtype.element_ty == gl.float32
+            heads = times_weight(wide * norm, weight.to(gl.float32), dtype, WIDE)
+            heads_other = times_weight(
+                heads_other.to(gl.float32) * norm, other_weight.to(gl.float32), dtype, WIDE
+            )
         if rope is not None:
             heads = rotated(heads, heads_other, cos[None, :], sin[None, :])
         if APART:

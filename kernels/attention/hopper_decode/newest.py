@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.formats.fp12 import BEYOND_BITS, as_held, nearest_bf16, scale_of, to_words
 from quire.kernels.formats.kv_scales import is_broken, packed
+from quire.kernels.pointwise.norm import times_weight
 
 
 @gluon.jit
@@ -17,9 +18,10 @@ def normed_key(
     dtype: gl.constexpr = key.dtype
     wide = key.to(gl.float32)
     norm = gl.rsqrt(gl.sum(wide * wide, 0) / key.shape[0] + eps)
-    key = ((wide * norm).to(dtype).to(gl.float32) * weight.to(gl.float32)).to(dtype)
-    other = (other.to(gl.float32) * norm).to(dtype).to(gl.float32)
-    return key, (other * other_weight.to(gl.float32)).to(dtype)
+    WIDE: gl.constexpr = weight.dtype == gl.float32
+    key = times_weight(wide * norm, weight.to(gl.float32), dtype, WIDE)
+    other = times_weight(other.to(gl.float32) * norm, other_weight.to(gl.float32), dtype, WIDE)
+    return key, other
 
 
 @gluon.jit

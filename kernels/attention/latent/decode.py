@@ -21,6 +21,7 @@ from quire.kernels.attention.splits import (
     DecodeWorkspace,
     SplitPartials,
     merge_splits,
+    most_tiles,
     plan_splits,
     tiles_and_splits,
 )
@@ -51,7 +52,7 @@ def decode_latents(
     few = count * parts * MAX_SPLITS <= gpu.multiprocessors
     tiles = latent_tiles(gpu, heads, 1, width, cache.latent, q.dtype, few=few)
     parts = tiles.head_blocks(heads)
-    max_tiles = triton.cdiv(batch.block_tables.shape[1] * cache.block_size, tiles.keys)
+    max_tiles = most_tiles(batch.block_tables.shape[1] * cache.block_size, layer.window, tiles.keys)
     room = min(workspace.lse.numel() // heads, workspace.partials.numel() // (heads * cache.latent)) // count
     splits = max(min(splits or plan_splits(count, parts, max_tiles), room), 1)
     _decode_kernel[parts, count, splits](
