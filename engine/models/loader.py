@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
+from quire.engine.models.float8_files import expand_files
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
 from quire.engine.models.weight_files import open_weights, weight_files
@@ -34,6 +36,7 @@ _MODELS: dict[str, type[Decoder | OPT | GPT2]] = {
     "GPT2LMHeadModel": GPT2,
 }
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+logger = logging.getLogger("quire.engine")
 
 
 def build_model(
@@ -75,6 +78,8 @@ def load_model(
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
     """
     report = on_progress or (lambda done, total: None)
+    if config.float8 is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
+        _tell_expanded(dtype)
     if config.implementation == "transformers":
         from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
@@ -105,10 +110,22 @@ def load_model(
     return model, total
 
 
+def _tell_expanded(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    logger.info(
+        "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
+        "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",
+        name,
+        dtype.itemsize,
+    )
+
+
 def _load(
     folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
     files = [open_weights(path) for path in weight_files(folder)]
+    if model.config.float8 is not None:
+        files = expand_files(files, model.config.float8, weights.dtype, weights.device)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
     for file in files:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.config import MAX_HEAD_DIM, Activation, Dtype, ModelConfig
+from quire.engine.models.float8 import quantisation_of, read_float8
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooling import causal_name
 from quire.engine.models.rope_config import RopeConfig
@@ -39,10 +40,9 @@ def read_native(folder: str | Path) -> ModelConfig:
         raise ValueError(
             f"{fields.where}: architecture {given!r} is not supported; supported are {', '.join(_READERS)}"
         )
-    fields.refuse_unless("quantization_config", None, {})
-    fields.refuse_unless("compression_config", None, {})
     fields.refuse_unless("is_causal", True, None)  # else it sees what comes later
-    config = _READERS[name](fields, name)
+    float8 = read_float8(raw, fields.where)
+    config = replace(_READERS[name](fields, name), float8=float8)
     generation = folder / "generation_config.json"
     eos_token_ids = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
     if eos_token_ids:
@@ -219,7 +219,8 @@ _READERS: dict[str, Callable[[Fields, str], ModelConfig]] = {
 
 
 def _dtype(fields: Fields) -> Dtype:
-    return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", "float32", _DTYPES)
+    default: Dtype = "bfloat16" if quantisation_of(fields.raw) else "float32"
+    return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", default, _DTYPES)
 
 
 def _bos_token_id(fields: Fields) -> int | None:

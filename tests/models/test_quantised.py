@@ -52,7 +52,7 @@ def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path) -> None:
     )
     driver = PagedDriver(model, config, len(LENGTHS) + 1, MAX_LEN)
     assert difference(driver.generate(prompts(), STEPS), reference) < 1e-3
-    with pytest.raises(ValueError, match="of quantised weights no shares are read"):
+    with pytest.raises(ValueError, match="of weights in MXFP4 no shares are read"):
         config.of_rank(2)
 
 

@@ -66,7 +66,7 @@ def test_help_is_in_groups_and_without_a_command_there_is_an_overview(
         (["serve", "--zzz"], "there is no flag --zzz: `quire serve --help` lists those that there are"),
         (["serve", "a", "b"], "'b' is one word too many"),
         (["serve", "--enable-lora"], "--enable-lora: adapters are not there yet: merge one into its model"),
-        (["serve", "--quantization=awq"], "--quantization: quantised weights are not there yet"),
+        (["serve", "--quantization=awq"], "--quantization: products of quantised weights are not there yet"),
         (["serve", "--port", "x"], "quire serve: --port must be a whole number, got 'x'"),
         (["serve", "--port"], "quire serve: --port: expected one argument"),
         (["serve", "--device", "gpu"], "--device must be one of auto, cuda, cpu, got 'gpu'"),

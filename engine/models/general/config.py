@@ -12,11 +12,12 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
+from quire.engine.models.float8 import method_of, read_float8
 from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
-from quire.engine.models.general.quantised import is_expanded, method_of
+from quire.engine.models.general.quantised import MXFP4
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -33,10 +34,10 @@ _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 def read_general(folder: Path) -> ModelConfig:
     """Return the shape of the model in a folder. Raises ValueError that says why it cannot run."""
     where = str(folder / "config.json")
+    raw = read_json(folder / "config.json") or {}
     try:
         whole = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError) as error:
-        raw = read_json(folder / "config.json") or {}
         if "auto_map" in raw:
             raise ValueError(
                 f"{where}: transformers has no model of type {raw.get('model_type')!r}, and the code that "
@@ -45,12 +46,11 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
-    quantised = method_of(whole)
-    if quantised and not is_expanded(quantised):
-        raise _refused(where, kind, f"its weights are quantised (quantization_config: {quantised})")
+    quantised = method_of(raw)
+    float8 = None if quantised == MXFP4 else read_float8(raw, where)
     calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
-    if quantised:
-        undivided = "of quantised weights no shares are read"
+    if quantised == MXFP4:
+        undivided = "of weights in MXFP4 no shares are read"
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
@@ -82,7 +82,7 @@ def read_general(folder: Path) -> ModelConfig:
         intermediate_size=_intermediate_size(config),
         vocab_size=config.vocab_size,
         max_position_embeddings=positions - offset,
-        dtype=_DTYPES.get(config.dtype or whole.dtype, "float32"),  # type: ignore[arg-type]
+        dtype=_DTYPES.get(config.dtype or whole.dtype, "bfloat16" if quantised else "float32"),  # type: ignore[arg-type]
         activation="silu",
         norm_eps=0.0,
         tie_word_embeddings=bool(config.tie_word_embeddings),
@@ -99,6 +99,7 @@ def read_general(folder: Path) -> ModelConfig:
         in_call_order=in_call_order,
         undivided=undivided,
         has_experts=has_experts,
+        float8=float8,
     )
 
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
@@ -23,11 +28,12 @@ from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.index_parts import give_kinds
 from quire.engine.models.general.latent import give_latents
+from quire.engine.models.general.loading import reading_expanded
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
-from quire.engine.models.general.quantised import expanding
+from quire.engine.models.general.quantised import expanding, without
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.weight_files import open_weights, weight_files
@@ -152,15 +158,7 @@ def load_general(
     if ranks is not None:
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
-        loaded: Any = auto.from_pretrained(
-            folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
-            local_files_only=True, use_safetensors=True, output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that they are told
-            **expanding(described),
-        )  # fmt: skip
-        causal, told = loaded
-        _check(folder, told, config)
-        causal = causal.to(device)
+        causal = _load_whole(folder, auto, config, device, dtype, described).to(device)
         _leave_files(causal, device)
     else:
         with torch.device(device):
@@ -182,6 +180,31 @@ def load_general(
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits)
     return model, sum(weights.values())
+
+
+def _load_whole(
+    folder: Path,
+    auto: Any,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    described: PreTrainedConfig,
+) -> Any:
+    """Load the causal model of a configuration into host memory."""
+    reader, given = auto, expanding(described)
+    if config.float8 is not None:
+        built = build(described, auto)
+        reader, given = reading_expanded(type(built), config.float8, dtype), {"config": without(built.config)}
+    causal, told = reader.from_pretrained(
+        folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
+        local_files_only=True, use_safetensors=True, output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are told
+        **given,
+    )  # fmt: skip
+    _check(folder, told, config)
+    if config.float8 is not None:
+        causal.__class__ = type(built)
+    return causal
 
 
 def _leave_files(causal: Any, device: torch.device) -> None:
@@ -212,7 +235,7 @@ def _load_shares(
         return found[0].held
 
     undivided = build(AutoConfig.from_pretrained(folder, local_files_only=True), auto)
-    cls, shape = type(undivided), undivided.config
+    cls, shape = type(undivided), without(undivided.config)
     given: dict[str, Any] = {
         "config": shape,
         "dtype": dtype,
@@ -220,7 +243,7 @@ def _load_shares(
         "experts_implementation": _experts(device),
     }
     if dummy_seed is None:
-        causal, told = reading_shares(cls, prepare).from_pretrained(  # type: ignore[attr-defined]
+        causal, told = reading_shares(cls, prepare, config.float8, dtype).from_pretrained(  # type: ignore[attr-defined]
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **given,
         )  # fmt: skip

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import (
     Concatenate,
@@ -20,29 +18,30 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from quire.engine.models.float8 import Float8
 from quire.engine.models.general.division.shares import Held
+from quire.engine.models.general.loading import loading_by, slices_of
 from quire.engine.parallel.share import Range, Share
 
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names
 
 
-def reading_shares(cls: type, prepare: Prepare) -> type:
-    """Return a class of models that reads no more of files than a rank's shares."""
+def reading_shares(cls: type, prepare: Prepare, float8: Float8 | None, dtype: torch.dtype) -> type:
+    """Return a class of models that reads no more of files than a rank's shares.
+
+    float8, dtype: as `slices_of` has them.
+    """
 
     def load(
         model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
         held = prepare(model)
-        with ExitStack() as stack:
-            slices: dict[str, Any] = {}
-            for path in files:
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-                slices |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        with slices_of(files, float8, dtype) as slices:
             parts = _parts(model, slices, held, config.weight_mapping or [])
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 
-    return _with(cls, load)
+    return loading_by(cls, load)
 
 
 def drawing_shares(cls: type, prepare: Prepare, seed: int, device: torch.device) -> type:
@@ -73,13 +72,7 @@ def drawing_shares(cls: type, prepare: Prepare, seed: int, device: torch.device)
         told.missing_keys &= tied
         return told, other
 
-    return _with(cls, load)
-
-
-def _with(cls: type, load: Callable[..., tuple[Any, Any]]) -> type:
-    """Return the class with another way to load, under its own name, which transformers looks at."""
-    named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls,), named | {"_load_pretrained_model": staticmethod(load)})
+    return loading_by(cls, load)
 
 
 class Part:

@@ -1,0 +1,158 @@
+"""Safetensors files with weights of 8-bit floats, read as if they had the numbers that those stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.float8 import Block, Float8
+
+FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
+_SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
+_SCALE_TYPES = ("F32", "F16", "BF16")
+_OF_ACTIVATIONS = ("input_scale", "activation_scale")
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_PIECE = 1 << 20  # numbers that are expanded at once
+
+
+class ExpandedFile:
+    """A file as safetensors opens it, but for scales: weights of 8-bit floats are what they stand for."""
+
+    def __init__(self, file: Any, expanded: dict[str, ExpandedTensor], hidden: set[str]) -> None:
+        self._file, self._expanded, self._hidden = file, expanded, hidden
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of its tensors, in the order of their bytes."""
+        return [name for name in self._file.offset_keys() if name not in self._hidden]
+
+    def get_slice(self, name: str) -> Any:
+        return self._expanded.get(name) or self._file.get_slice(name)
+
+    def get_tensor(self, name: str) -> Tensor:
+        tensor: Tensor = self._expanded[name][...] if name in self._expanded else self._file.get_tensor(name)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedTensor:
+    """A weight of 8-bit floats, of which any part is read as the numbers that it stands for.
+
+    block: what one of its scales is of. dtype, device: of what is read.
+    """
+
+    name: str
+    floats: Any  # a slice, as safetensors has it
+    scales: Any
+    block: Block
+    dtype: torch.dtype
+    device: torch.device
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self.floats.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        return _NAMES[self.dtype]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read a range of each dimension. Raises ValueError for numbers that are none, or too large."""
+        shape = self.get_shape()
+        given = () if index is ... else index if isinstance(index, tuple) else (index,)
+        ranges = [each.indices(size)[:2] for each, size in zip(given, shape, strict=False)]
+        ranges += [(0, size) for size in shape[len(ranges) :]]
+        floats = self.floats[tuple(slice(*each) for each in ranges)].to(self.device)
+        scales = self._scales()
+        for dim, (begin, end) in enumerate(ranges[:-2]):
+            scales = scales.narrow(dim, begin, end - begin)
+        expanded = torch.empty(floats.shape, dtype=self.dtype, device=self.device)
+        (row, _), (column, _) = ranges[-2:]
+        parts = zip(_matrices(scales), _matrices(floats), _matrices(expanded), strict=True)
+        for part in parts:
+            self._expand(*part, row, column)
+        return expanded
+
+    def _scales(self) -> Tensor:
+        """Return the scales of all blocks, [..., blocks of rows, blocks of columns]."""
+        *stack, rows, columns = self.get_shape()
+        blocks = -(-rows // self.block.rows), -(-columns // self.block.columns)
+        scales: Tensor = self.scales[...]
+        return scales.to(self.device, torch.float32).view(*stack, *blocks)
+
+    def _expand(self, scales: Tensor, floats: Tensor, expanded: Tensor, row: int, column: int) -> None:
+        """Expand a part of a matrix that begins at that row and column. A little at a time is in fp32."""
+        rows, columns = floats.shape
+        of_columns = torch.arange(column, column + columns, device=self.device) // self.block.columns
+        of_rows = torch.arange(row, row + rows, device=self.device) // self.block.rows
+        factors = scales[:, of_columns] if scales.shape[1] > 1 else scales
+        most = torch.finfo(self.dtype).max
+        step = max(_PIECE // max(columns, 1), 1)
+        for begin in range(0, rows, step):
+            piece = slice(begin, begin + step)
+            numbers = floats[piece].float()
+            numbers *= factors[of_rows[piece]] if len(factors) > 1 else factors
+            if not numbers.numel():
+                continue
+            low, high = torch.stack(numbers.aminmax()).tolist()
+            if not -most <= low <= high <= most:  # nor if one is NaN
+                raise ValueError(f"{self.name} stands for numbers that are not finite in {self.dtype}")
+            expanded[piece] = numbers
+
+
+def expand_files(
+    files: list[Any], float8: Float8, dtype: torch.dtype, device: torch.device
+) -> list[ExpandedFile]:
+    """Return the files as if they had the numbers that weights stand for, in a dtype on a device.
+
+    Of scales only headers are read. Raises ValueError for weights without scales, with scales of another
+    shape than config.json says, and of other 8-bit floats, by name.
+    """
+    held = {name: file for file in files for name in file.offset_keys()}
+    expanded: dict[str, ExpandedTensor] = {}
+    hidden: set[str] = set()
+    problems: list[str] = []
+    for name, file in held.items():
+        floats = file.get_slice(name)
+        if floats.get_dtype() != FLOAT8:
+            continue
+        names = [name + suffix for suffix in _SCALES]
+        found = [each for each in names if each in held]
+        if len(found) != 1:
+            wanted = f"both {' and '.join(names)} are" if found else f"neither {' nor '.join(names)} is"
+            problems.append(f"{name} is of 8-bit floats, and {wanted} there")
+            continue
+        scales = held[found[0]].get_slice(found[0])
+        block = float8.block_of(floats.get_shape(), scales.get_shape())
+        hidden.update(found, _of_activations(name) & held.keys())
+        if block is None:
+            problems.append(
+                f"{found[0]} has shape {scales.get_shape()}, which quantization_config does not have for "
+                f"weights of {floats.get_shape()}"
+            )
+        elif scales.get_dtype() not in _SCALE_TYPES:
+            kinds = ", ".join(_SCALE_TYPES)
+            problems.append(f"{found[0]} holds {scales.get_dtype()}; scales may be {kinds}")
+        else:
+            expanded[name] = ExpandedTensor(name, floats, scales, block, dtype, device)
+    for name in held.keys() - hidden:
+        kind = held[name].get_slice(name).get_dtype()
+        if kind.startswith("F8_") and kind != FLOAT8:
+            problems.append(f"{name} holds {kind}; 8-bit floats may be {FLOAT8}")
+    if problems:
+        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ValueError(f"quantised weights cannot be read: {'; '.join(problems[:10])}{rest}")
+    return [ExpandedFile(file, expanded, hidden) for file in files]
+
+
+def _of_activations(weight: str) -> set[str]:
+    """Return names of scales of what a weight is multiplied by, which stays as it is."""
+    before = weight.removesuffix("weight") if weight.endswith(".weight") else f"{weight}_"
+    return {before + name for name in _OF_ACTIVATIONS}
+
+
+def _matrices(stack: Tensor) -> Iterator[Tensor]:
+    """Return the matrices of a tensor whose last dimensions they are."""
+    return iter(stack.flatten(0, -3)) if stack.dim() > 2 else iter((stack,))

@@ -1,0 +1,45 @@
+"""Has transformers' loader, which renames and merges what files have, read from what we make of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from quire.engine.models.float8 import Float8
+from quire.engine.models.float8_files import expand_files
+
+
+@contextmanager
+def slices_of(files: list[str], float8: Float8 | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """Open files; return their tensors by name, of which nothing is read yet.
+
+    float8: of weights that are in 8-bit floats, which are read as numbers of the dtype.
+    """
+    with ExitStack() as stack:
+        opened = [stack.enter_context(safe_open(path, framework="pt", device="cpu")) for path in files]
+        if float8 is not None:
+            opened = expand_files(opened, float8, dtype, torch.device("cpu"))
+        yield {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
+
+
+def reading_expanded(cls: type, float8: Float8, dtype: torch.dtype) -> type:
+    """Return a class of models that reads 8-bit floats as the numbers that they stand for."""
+
+    def load(
+        model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
+    ) -> tuple[Any, Any]:
+        with slices_of(files, float8, dtype) as slices:
+            loaded: tuple[Any, Any] = cls._load_pretrained_model(model, slices, None, config, expected)  # type: ignore[attr-defined]
+            return loaded
+
+    return loading_by(cls, load)
+
+
+def loading_by(cls: type, load: Callable[..., tuple[Any, Any]]) -> type:
+    """Return the class with another way to load, under its own name, which transformers looks at."""
+    named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (cls,), named | {"_load_pretrained_model": staticmethod(load)})
