@@ -331,14 +331,14 @@ class Output:
 
 
 # In the interpreter every other one has a bias.
-@pytest.mark.parametrize(
-    ("shape", "biased"),
-    [
-        (shape, biased)
-        for i, shape in enumerate(OUTPUT_SHAPES)
-        for biased in ((False, True) if torch.cuda.is_available() else (i % 2 == 1,))
-    ],
-)
+BIASED_SHAPES = [
+    (shape, biased)
+    for i, shape in enumerate(OUTPUT_SHAPES)
+    for biased in ((False, True) if torch.cuda.is_available() else (i % 2 == 1,))
+]
+
+
+@pytest.mark.parametrize(("shape", "biased"), BIASED_SHAPES)
 def test_add_decoded(shape, biased, dtype, device):
     step = Output(shape, dtype, device, biased=biased)
     expected, got = step.run(add_decoded_reference), step.run(add_decoded)
@@ -474,8 +474,7 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
         decode(q, out, batch, step.layer, LayerCache(fp8, FP8, scales), DecodeMode.NEW)
 
 
-@pytest.mark.parametrize("shape", OUTPUT_SHAPES)
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("shape", "biased"), BIASED_SHAPES)
 def test_norms_of_what_is_decoded(shape, biased, dtype, device):
     step = Output(shape, dtype, device, biased=biased)
     there = step.paged.context_lens > 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged import HAS_GPU
+from paged import DTYPES, HAS_GPU
 from torch import Tensor
 
 from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
@@ -25,6 +25,7 @@ from quire.kernels.sampling.parts import best_of_chunks
 from quire.kernels.sampling.peer_sampling import best_of_ranks, draw, keep_thresholds, phases_of
 from quire.kernels.sampling.state import SamplingState
 
+HALF, FLOAT = torch.float16, torch.float32
 QUARTER = st.integers(-12, 12).map(lambda i: i / 4)  # exact in every dtype, and ties often
 ROW = st.one_of(
     st.tuples(st.just("ties"), st.lists(QUARTER, min_size=1, max_size=5)),
@@ -194,7 +195,11 @@ def test_kernels_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     assert drawn_in_parts(triton_backend(), logits, state, 2) == [expected] * 2
 
 
-@pytest.mark.parametrize("programs", [2, 5], ids=["row after row", "two to a row"])
+# Row after row, or two programs to a row; in the interpreter each in one type.
+@pytest.mark.parametrize(
+    ("programs", "dtype"),
+    [(programs, dtype) for programs in (2, 5) for dtype in DTYPES] if HAS_GPU else [(2, FLOAT), (5, HALF)],
+)
 def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     """One call after the other, of which the last leaves nothing for the next."""
     monkeypatch.setattr(peer_sampling, "CHUNK", 128)

@@ -66,8 +66,8 @@ def test_without_preemptions_both_rules_are_one() -> None:
 
 def test_the_figure_in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
     """More preemptions by Quire's rule, and shorter waits; the engine does what the simulator says."""
-    monkeypatch.setattr(admission, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 60), (30.0, 60.0))})
-    monkeypatch.setattr(admission, "SMALL", Recipe(SHORT, 24))
+    monkeypatch.setattr(admission, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 36), (30.0, 60.0))})
+    monkeypatch.setattr(admission, "SMALL", Recipe(SHORT, 16))
     monkeypatch.setattr(admission, "SMALL_SLOTS", 512)
     monkeypatch.setattr(admission, "SMALL_RATES", (60.0,))
     figure = admission.admission(Setting(slots=1024, max_model_len=256))
