@@ -837,6 +837,8 @@ MUTANTS = [
 
 # The check of test_mutants.py that is known to notice it, if it is not the first: tried before all others.
 NOTICED_BY = {
+    "a copy is not counted": "windows",
+    "a beam keeps the digests of the one it was": "walk 0",
     "a held block stays evictable": "walk 0",
     "a spilled block findable before it came": "walk 0",
     "a findable block is written": "walk 0",
@@ -870,7 +872,7 @@ NOTICED_BY = {
     "swapped out while this step writes to it": "computing blocks",
     "host blocks of who left are kept": "guarantees",
     "a row without a block goes on": "beams",
-    "the tail after a fork is written by all": "memory",
+    "the tail after a fork is written by all": "simulation 170",
     "what comes back goes on from a stale token": "guarantees",
     "a prefill writes into a found block": "simulation 170",
     "a step past the last token": "computing blocks",
@@ -891,11 +893,11 @@ NOTICED_BY = {
     "a step in flight writes to a row that its sequence has left": "guarantees",
     "who ended in flight goes on": "guarantees",
     "rows decode after they were left": "beams",
-    "samples of whom the rows were before": "beams",
+    "samples of whom the rows were before": "simulation 170",
     "blocks that the device is not told of": "computing blocks",
     "a spilled block is found in another group": "windows",
     "a token that its grammar does not hear of": "windows",
-    "samples in one place of their grammar": "memory",
+    "samples in one place of their grammar": "simulation 315",
     "a grammar may end before min_tokens": "windows",
     "a constrained row decodes without waiting": "windows",
     "what was found is found for ever": "windows",
