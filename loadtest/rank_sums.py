@@ -1,7 +1,8 @@
 """Time sums over ranks by size, beside NCCL's and torch's: `python -m quire.loadtest.rank_sums --size 2`.
 
 In CUDA graphs, in bf16, a process a GPU. Ours, with and without the residual's addition and the norm, is
-what layers call; where it does not take a size, it is NCCL.
+what layers call. Sums in the order of the ranks for which NCCL only carries numbers, whole or in slices, are
+what layers of three ranks and more call where kernels do not reach; all of them must be the same to the bit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from quire.loadtest.command import add_line
 from quire.loadtest.rank_processes import graph_seconds, run_ranks
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quire.engine.parallel.group import RankGroup
 
 KIB = (8, 32, 72, 128, 256, 512, 1024, 1660, 2048, 4096, 8192, 32768)
@@ -28,7 +31,6 @@ def measure(group: RankGroup, store_path: str, json_path: Path | None) -> None:
     import torch
 
     rank, size, device = group.rank, group.size, group.device
-    nccl = group.without_peers()
     if rank == 0:
         peers: Any = group.peers
         limits = {} if peers is None else asdict(peers.limits)
@@ -40,12 +42,18 @@ def measure(group: RankGroup, store_path: str, json_path: Path | None) -> None:
         x = torch.randn(shape, device=device).bfloat16() / 8
         residual, weight = torch.randn_like(x), torch.ones(HIDDEN, device=device).bfloat16()
         ways: dict[str, Callable[[], object]] = {
-            "nccl": partial(nccl.all_reduce, x),
-            "nccl_then_norm": partial(nccl.add_rms_norm, x, residual, weight, 1e-5),
+            "nccl": partial(group.library_sum, x),
+            "nccl_then_norm": partial(_nccl_then_norm, group, x, residual, weight),
+            "gathered": partial(group.gathered_sum, x),
+            "sliced": partial(group.sliced_sum, x),
             "ours": partial(group.all_reduce, x),
             "ours_with_norm": partial(group.add_rms_norm, x, residual, weight, 1e-5),
             **{name: make(x) for name, make in symmetric.items()},
         }
+        expected = group.gathered_sum(x)
+        for name, way in (("sliced", group.sliced_sum), ("ours", group.all_reduce)):
+            if not torch.equal(way(x.clone()), expected):
+                raise RuntimeError(f"{name} at {kib} KiB is not the sum in the order of the ranks")
         for name, call in ways.items():
             try:
                 microseconds = graph_seconds(call, group) * 1e6
@@ -54,6 +62,12 @@ def measure(group: RankGroup, store_path: str, json_path: Path | None) -> None:
                 continue
             if rank == 0:
                 add_line({"way": name, "kib": kib, "us": round(microseconds, 2), "ranks": size}, json_path)
+
+
+def _nccl_then_norm(group: RankGroup, x: Tensor, residual: Tensor, weight: Tensor) -> object:
+    from quire.kernels.pointwise.norm import add_rms_norm
+
+    return add_rms_norm(group.library_sum(x), residual, weight, 1e-5)
 
 
 def _symmetric(rank: int, size: int, store_path: str) -> dict[str, Callable[..., Callable[[], object]]]:

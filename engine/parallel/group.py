@@ -100,11 +100,24 @@ class RankGroup:
             return self.peers.all_reduce(x)
         # The libraries' own sums of more than two add in an order that depends on where a number stands.
         if self._nccl is not None and self.size == 2:
-            _finish(self._nccl.allreduce([x], _on_this_stream(AllreduceOptions())))
-            return x
+            return self.library_sum(x)
         if self._nccl is not None and x.nbytes >= SLICED_BYTES:
-            return sum_in_slices(x, self.size, self._exchange, self.all_gather)
+            return self.sliced_sum(x)
+        return self.gathered_sum(x)
+
+    def gathered_sum(self, x: Tensor) -> Tensor:
+        """Return the sum of every rank's x, of which each rank gets all."""
         return sum_in_order(self.all_gather(x))
+
+    def sliced_sum(self, x: Tensor) -> Tensor:
+        """Return the sum of every rank's x, of which each rank adds up a slice: between GPUs."""
+        return sum_in_slices(x, self.size, self._exchange, self.all_gather)
+
+    def library_sum(self, x: Tensor) -> Tensor:
+        """Sum every rank's x in place, as NCCL does: of more than two, in an order of its own."""
+        assert self._nccl is not None
+        _finish(self._nccl.allreduce([x], _on_this_stream(AllreduceOptions())))
+        return x
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add the sum of every rank's x [T, H] to residual [T, H] in place -> (RMSNorm of that, residual)."""
