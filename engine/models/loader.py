@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.float8_files import expand_files
 from quire.engine.models.gpt2 import GPT2
@@ -35,7 +36,6 @@ _MODELS: dict[str, type[Decoder | OPT | GPT2]] = {
     "OPTForCausalLM": OPT,
     "GPT2LMHeadModel": GPT2,
 }
-_TURNED_ROWS = 4096  # of a matrix that are turned over at once
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 logger = logging.getLogger("quire.engine")
 
@@ -129,12 +129,13 @@ def _load(
         files = expand_files(files, model.config.float8, weights.dtype, weights.device)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
+    copy = copies_to(weights.device)
     for file in files:
         for name in file.offset_keys():  # in the order of the bytes on disk
             full_name = _full_name(name, model, weights)
             place = weights.places.get(full_name)
             if place is not None:
-                _copy(file, name, weights.shares.get(full_name), place)
+                _copy(file, name, weights.shares.get(full_name), place, copy)
                 done += place.nbytes
                 report(done, total)
     for file in files:
@@ -147,30 +148,21 @@ def _load(
                 )
 
 
-def _copy(file: Any, name: str, share: Share | None, place: Tensor) -> None:
+def _copy(file: Any, name: str, share: Share | None, place: Tensor, copy: Copy) -> None:
     """Copy a tensor of the file, or only a share of it, to its place."""
     if share is None:
-        _fill(place, file.get_tensor(name))
+        copy(place, file.get_tensor(name))
         return
     whole, offset = file.get_slice(name), 0
     for begin, end in share.ranges:
         part = whole[begin:end] if share.dim == 0 else whole[:, begin:end]
-        _fill(place.narrow(share.dim, offset, end - begin), part)
+        copy(place.narrow(share.dim, offset, end - begin), part)
         offset += end - begin
-
-
-def _fill(place: Tensor, x: Tensor) -> None:
-    """Copy x to its place, which on a CPU is a matrix by columns: torch alone takes several times as long."""
-    if place.is_cuda or place.dim() < 2 or place.stride(0) != 1:
-        place.copy_(x)
-        return
-    for rows, theirs in zip(place.split(_TURNED_ROWS), x.split(_TURNED_ROWS), strict=True):
-        rows.T.copy_(theirs.T.contiguous())
 
 
 def _equal(file: Any, name: str, share: Share | None, parameter: Tensor) -> bool:
     other = torch.empty_like(parameter)
-    _copy(file, name, share, other)
+    _copy(file, name, share, other, Tensor.copy_)
     return torch.equal(other, parameter)
 
 

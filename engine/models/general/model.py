@@ -18,6 +18,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.copies import copies_to
 from quire.engine.models.general.attention import NAME, give
 from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
@@ -158,7 +159,7 @@ def load_general(
     if ranks is not None:
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
-        causal = _load_whole(folder, auto, config, device, dtype, described).to(device)
+        causal = _load_whole(folder, auto, config, device, dtype, described)
         _leave_files(causal, device)
     else:
         with torch.device(device):
@@ -208,13 +209,15 @@ def _load_whole(
 
 
 def _leave_files(causal: Any, device: torch.device) -> None:
-    """Copy weights out of the folder's files, which are mapped on a CPU: they may be written meanwhile.
+    """Copy weights to the device, out of the folder's files, which are mapped and may be written meanwhile.
 
-    Where a number stands in a file then changes no last bit, either, as it does by how it is aligned.
+    On a CPU they are copied, too: where a number stands in a file would change last bits, by its alignment.
     """
-    if device.type == "cpu":
-        for weight in (*causal.parameters(), *causal.buffers()):
-            weight.data = weight.data.clone()
+    copy = copies_to(device)
+    for weight in (*causal.parameters(), *causal.buffers()):
+        copied = torch.empty_like(weight.data, device=device)
+        copy(copied, weight.data)
+        weight.data = copied
 
 
 def _load_shares(
