@@ -115,6 +115,7 @@ SPILLS_LIMIT = {
     "layer_norm": 0,
     "sandwich_norm": 0,
     "sandwich_norm_parts": 0,
+    "sandwich_norm_rounded": 0,
     "activation": 0,
     "embed": 0,
     "merge": 0,
@@ -344,6 +345,11 @@ def plain_variants() -> dict[str, Case]:
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
         "sandwich_norm": (sandwich_norm._sandwich_kernel, gemma, {"num_warps": 8}),
+        "sandwich_norm_rounded": (
+            sandwich_norm._sandwich_kernel,
+            gemma,
+            {"num_warps": 8, "enable_fp_fusion": False},
+        ),
         "sandwich_norm_parts": (sandwich_norm._sandwich_kernel, gemma | {"PARTS": 4}, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
@@ -396,7 +402,8 @@ def plain_variants() -> dict[str, Case]:
         types |= {"bias": "*bf16"} if name == "gemv_gelu" else {}
         types |= {"out": "*fp32"} if name == "gemv_exact" else {}
         types |= {"x_ptr": "*bf16", "out_ptr": "*bf16"} if name == "activation" else {}
-        types |= {"x_ptr": "*bf16"} if name == "sandwich_norm" else {}
+        types |= {"x_ptr": "*bf16"} if name in ("sandwich_norm", "sandwich_norm_rounded") else {}
+        types |= {"inner_ptr": "*bf16"} if name == "sandwich_norm_rounded" else {}
         types |= {"into": "*bf16", "kv_scales": "*fp16"} if name == "dequantize_fp12" else {}
         # Pointers and strides are multiples of 16, as the launcher finds them when serving.
         aligned = {name for name, kind in types.items() if kind[0] == "*"}
