@@ -93,7 +93,7 @@ def durations(runs: Iterable[Compared]) -> str:
     seconds = sorted({run.case.until for run in runs})
     if len(seconds) <= 1:
         return "".join(f"Each run takes {each:g} s." for each in seconds)
-    return f"A run takes {seconds[0]:g} to {seconds[-1]:g} s."
+    return f"A run takes {seconds[0]:g} to {seconds[-1]:g} s; long ones are compared with long ones only."
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def read_real_results(folder: Path, setting: Setting) -> RealResults | None:
     files: dict[str, Sequence[Measured[Any]]] = {
         "runs": measured,
         "attention": attention,
-        "transfers": transfers,
+        "transfers": [*transfers, *measured],  # the figure of the one has of the others, too
         "variants": variants,
         "models": models,
     }

@@ -114,7 +114,7 @@ def _against(
                 ours, other = (getattr(found[each], side).sustained for each in ("paged", kind))
                 row += [ours, other, ratio(ours, other)]
             rows.append([*row, paper.get(kind)])
-    return rows, [OVERLOAD, f"{durations(shown)} A row compares long runs, or short ones."]
+    return rows, [OVERLOAD, durations(shown)]
 
 
 def _ratio_chart(title: str, rows: Sequence[Sequence[Cell]]) -> list[Chart]:
