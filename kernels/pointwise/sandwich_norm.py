@@ -24,7 +24,7 @@ def sandwich_norm(x: Tensor, residual: Tensor, inner: Norm | None, outer: Norm |
     if tokens:
         block = triton.next_power_of_2(hidden)
         parts = len(x) if x.dim() == 3 else 0  # of few tokens, whom more warps serve sooner
-        # A product in 16 bits that is then added must be rounded: LLVM and ptxas make one instruction of both.
+        # A product in 16 bits that is then added is to be rounded: ptxas would make one instruction of both.
         rounds = inner is not None and inner.weight.dtype != torch.float32
         _sandwich_kernel[(tokens,)](
             x, residual, None if inner is None else inner.weight, None if outer is None else outer.weight, y,
