@@ -12,7 +12,6 @@ from quire.engine.config import EngineConfig, KVCacheDtype, ModelImpl, Preemptio
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.pooling import Runner
 from quire.service.demo import MODEL_FOLDER
-from quire.service.text.named_templates import read_template
 from quire.service.text.tokenizer import Tokenizer
 
 
@@ -62,8 +61,7 @@ class Configured:
         raise NotImplementedError
 
     def _read_tokenizer(self) -> Tokenizer:
-        template = None if self._chat_template is None else read_template(self._chat_template)
-        return Tokenizer.from_folder(resolve_model(self._config.model), template)
+        return Tokenizer.from_folder(resolve_model(self._config.model), self._chat_template)
 
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""

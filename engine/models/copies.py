@@ -44,7 +44,7 @@ class PinnedCopies:
             staged = piece[: theirs.numel() * place.itemsize].view(place.dtype).view(theirs.shape)
             staged.copy_(theirs)
             part.copy_(staged, non_blocking=True)
-            taken.record()
+            taken.record(torch.cuda.current_stream(place.device))
 
 
 def _pieces(place: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     registry: RegistryConfig | None
     pinned: list[PinnedPrefix]
     kv_events: KVEventsConfig | None
-    chat_template: str | None  # its source
+    chat_template: str | None
 
 
 def add_flags(parser: Parser) -> None:

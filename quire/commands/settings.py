@@ -15,6 +15,7 @@ from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.service.commands.parser import lines_of
 from quire.service.commands.usage_error import of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
+from quire.service.text.model_templates import templates_of
 from quire.service.text.named_templates import read_template
 
 if TYPE_CHECKING:
@@ -115,8 +116,18 @@ def service_settings(arguments: Namespace) -> dict[str, Any]:
 
 
 def chat_template(arguments: Namespace) -> str | None:
-    """Return the source of the one that is given. Raises ValueError."""
-    return None if arguments.chat_template is None else read_template(arguments.chat_template)
+    """Return what is given, as `Tokenizer.from_folder` takes it. Raises ValueError if there is none such.
+
+    Of a model on the Hub a name may be one of its own templates, which are known when it has come.
+    """
+    given: str | None = arguments.chat_template
+    if given is None:
+        return None
+    folder = Path(arguments.model)
+    own = templates_of(folder) if folder.is_dir() else {}
+    if given not in own and (folder.is_dir() or not given.isidentifier()):
+        read_template(given, own)
+    return given
 
 
 def comma_separated(lists: list[str]) -> tuple[str, ...]:

@@ -64,7 +64,8 @@ def add_chat_template(group: FlagGroup) -> None:
         metavar="NAME|FILE",
         shown="the model's own",
         help="Of chats, also where the model has none: a file, or one of "
-        f"{', '.join(template_names())}. A turn then ends where the template ends it.",
+        f"{', '.join(template_names())}, whose turns end where the template ends them; or the name of one of "
+        "the model's own.",
     )
 
 

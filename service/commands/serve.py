@@ -36,7 +36,7 @@ def make_server(
 ) -> QuireServer:
     """Return a server that starts its engine once it listens.
 
-    chat_template: the source of one to use instead of the model's.
+    chat_template: as `Tokenizer.from_folder` has it.
     """
     watchers: list[asyncio.Task[None]] = []
 

@@ -20,7 +20,7 @@ class RouterConfig:
     redis_url: str | None = None
     allow_replicas: tuple[str, ...] = ()  # of those that the registry knows; none: in private networks
     cache_seed: str = ""
-    chat_template: str | None = None  # the source of the replicas' own, if it is not the model's
+    chat_template: str | None = None  # that of the replicas, as `Tokenizer.from_folder` has it
     poll_seconds: float = 0.5  # between two looks at who is registered
     scan_seconds: float = 5.0  # between two looks for deployments
     probe_seconds: float = 1.0  # between two looks whether a replica is ready

@@ -20,7 +20,7 @@ from quire.service.text.tokenizer import Tokenizer
 async def start_reading_prompts(state: RouterState, model: str, chat_template: str | None) -> Path:
     """Give `state` its reader; return the folder of the model's tokenizer, whose loading may raise.
 
-    chat_template: the source of one to use instead of the model's.
+    chat_template: as `Tokenizer.from_folder` has it.
     """
     folder, tokenizer, max_tokens = await asyncio.to_thread(_load, model, chat_template)
     if tokenizer.chat_template is not None:

@@ -1,4 +1,4 @@
-"""The chat template that a model's folder has: in files of its own, or in its tokenizer's configuration."""
+"""Chat templates that a model's folder has: in files of their own, or in its tokenizer's configuration."""
 
 from __future__ import annotations
 
@@ -14,16 +14,27 @@ OF_PROCESSOR = "chat_template.json"  # of older models that take images, too
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 
-def template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    """Return the source of the folder's template; None if it has none. Raises ValueError that names the file.
+def templates_of(folder: Path, config: dict[str, Any] | None = None) -> dict[str, str]:
+    """Return the sources of the folder's templates by name. Raises ValueError that names the file.
 
-    config: what tokenizer_config.json says. Of several templates it is the one named default, and the one
-    named tool_use where a request has tools, as transformers chooses.
+    config: what tokenizer_config.json says, which is read if it is left out.
     """
-    named = _of_files(folder) or _named(config.get("chat_template"), folder / "tokenizer_config.json")
+    file = folder / "tokenizer_config.json"
+    if config is None:
+        config = read_json(file) or {}
+    named = _of_files(folder) or _named(config.get("chat_template"), file)
     if not named:
         file = folder / OF_PROCESSOR
         named = _named((read_json(file) or {}).get("chat_template"), file)
+    return named
+
+
+def usual_template(named: dict[str, str]) -> str | None:
+    """Return the source of what a folder's requests are rendered by; None if it has none.
+
+    That is the template named default, and the one named tool_use where a request has tools, as transformers
+    chooses.
+    """
     default, with_tools = named.get(DEFAULT), named.get(WITH_TOOLS)
     if default is None or with_tools is None:
         return default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -11,15 +12,18 @@ def template_names() -> list[str]:
     return sorted(file.stem for file in _FOLDER.glob("*.jinja"))
 
 
-def read_template(given: str) -> str:
-    """Return the source of what --chat-template names. Raises ValueError."""
+def read_template(given: str, own: Iterable[str] = ()) -> str:
+    """Return the source of what --chat-template names, one of ours or a file. Raises ValueError.
+
+    own: names of templates that the model has itself, which the error tells.
+    """
     names = template_names()
     file = _FOLDER / f"{given}.jinja" if given in names else Path(given)
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(
-            f"--chat-template must be a file, or one of {', '.join(names)}: {given} cannot be read: "
+            f"--chat-template must be a file, or one of {', '.join([*names, *own])}: {given} cannot be read: "
             f"{error.strerror}"
         ) from None
     except UnicodeDecodeError:

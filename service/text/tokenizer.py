@@ -12,7 +12,8 @@ from quire.engine.models.json_fields import read_json
 from quire.engine.models.tokenizer_json import FILE, tokenizer_json
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
-from quire.service.text.model_templates import template_source
+from quire.service.text.model_templates import templates_of, usual_template
+from quire.service.text.named_templates import read_template
 from quire.service.text.template import ChatTemplate
 from quire.service.text.turn_end import TurnEnd
 
@@ -49,15 +50,21 @@ class Tokenizer:
     def from_folder(cls, folder: str | Path, template: str | None = None) -> Tokenizer:
         """From what `save_pretrained` wrote. Raises ValueError that says what is missing.
 
-        template: the source of a chat template to use instead of the model's.
+        template: a chat template to use instead of the model's usual one, as --chat-template has it: the name
+        of one of its others, of one of ours, or a file.
         """
         folder = Path(folder)
         file = folder / FILE
         backend = Backend.from_file(str(file)) if file.is_file() else Backend.from_str(tokenizer_json(folder))
         config = read_json(folder / "tokenizer_config.json") or {}
         special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
-        source = template_source(folder, config) if template is None else template
-        return cls(backend, ChatTemplate(source, special) if source else None, is_own=template is None)
+        own = templates_of(folder, config)
+        is_own = template is None or template in own
+        if template is None:
+            source = usual_template(own)
+        else:
+            source = own[template] if is_own else read_template(template, own)
+        return cls(backend, ChatTemplate(source, special) if source else None, is_own=is_own)
 
     def to_json(self) -> str:
         """The text of its tokenizer.json."""

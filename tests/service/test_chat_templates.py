@@ -68,7 +68,7 @@ def test_a_file_or_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_folders_own_template_is_replaced(tmp_path: Path) -> None:
     tiny_tokenizers.byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
-    own, other = (Tokenizer.from_folder(tmp_path, template) for template in (None, read_template("plain")))
+    own, other = (Tokenizer.from_folder(tmp_path, template) for template in (None, "plain"))
     assert own.chat_template is not None and own.chat_template.source == CHAT_TEMPLATE
     assert own.turn_end == TurnEnd()  # the model ends its turns itself
     assert other.turn_end.strings == ("\nUser:",)

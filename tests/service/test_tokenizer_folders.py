@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import sentencepiece
 import tiktoken
 from transformers import AutoTokenizer
 
+from quire.commands.settings import chat_template
 from quire.engine.sequences.grammar import grammars_of
 from quire.service.text.detokenizer import _ALPHABET
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.text.tools.formats import format_of
+from quire.service.text.turn_end import TurnEnd
 from tests.service import tiny_tokenizers
 from tests.service.conftest import CHAT_TEMPLATE
 from tests.service.tool_templates import HERMES
@@ -139,3 +142,29 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("not JSON")
     with pytest.raises(ValueError, match=r"has no tokenizer\.json, and transformers could not make one"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_one_of_a_models_own_templates_is_chosen_by_its_name(tmp_path: Path) -> None:
+    named = {"default": CHAT_TEMPLATE, "tool_use": HERMES, "rag": "{{ documents }}", "plain": "mine"}
+    pairs = [{"name": name, "template": source} for name, source in named.items()]
+    saved(tmp_path, {"chat_template": pairs})
+    for name, source in named.items():
+        tokenizer = Tokenizer.from_folder(tmp_path, name)
+        assert tokenizer.chat_template is not None and tokenizer.chat_template.source == source
+        assert tokenizer.turn_end == TurnEnd(), "the model ends its turns itself"
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages }}")
+    for given in ("chatml", str(other)):
+        tokenizer = Tokenizer.from_folder(tmp_path, given)
+        assert tokenizer.chat_template is not None and tokenizer.chat_template.source not in named.values()
+    with pytest.raises(ValueError, match=r"vicuna, default, tool_use, rag, plain: law cannot be read"):
+        Tokenizer.from_folder(tmp_path, "law")
+
+
+def test_a_template_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
+    saved(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})
+    for model, given in ((str(tmp_path), "rag"), ("owner/model", "rag"), (str(tmp_path), "chatml")):
+        assert chat_template(Namespace(model=model, chat_template=given)) == given
+    for model, given in ((str(tmp_path), "law"), ("owner/model", "law.jinja"), ("owner/model", "a/b")):
+        with pytest.raises(ValueError, match=f"--chat-template must be a file.*: {given} cannot be read"):
+            chat_template(Namespace(model=model, chat_template=given))
