@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,15 @@ settings.load_profile("untimed")
 if not torch.cuda.is_available():
     # Kernel tests then use Triton's interpreter; Triton looks once, when the first test module imports it.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_finish() -> None:
+    """Keep collectors from what lasts to the end, modules above all: they took a seventh of engine tests.
+
+    So no test may `gc.unfreeze`.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ class Limits:
     health_p99: float = 0.05
     stalls: int = 0  # of each server's event loop
     growth: float = 0.02  # of a process's memory over the second half
-    preempted: float = 0.1  # at least, of all requests
+    preempted: float = 0.1  # at least, of the requests of the traffic
     left: float = 0.02  # at least, of all clients
     end: float = 1.0  # from a replica's death to the last event of its streams
     settled: float = 120.0  # of a restarted process's life: its memory is judged after that

@@ -21,7 +21,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
     samples, harms = seen.samples, seen.harms
     machine = Machine(seen.control, samples.waits)
     failures = seen.accidents.failures
-    preemptions, ended = sum(samples.preemptions.values()), sum(samples.requests.values())
+    preemptions = sum(samples.preemptions.values())  # none of those that were asked for alone
     return [
         *checks.check_leaks(leaked(seen.before, seen.after)),
         checks.check_memory(samples.resident, (seen.begin + seen.end) / 2, seen.end, limits),
@@ -33,7 +33,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
         *checks.check_stalls(samples.stalls, machine, limits),
         checks.check_hostile(harms.made, harms.stood, harms.harms),
         Check("processes that did not do as told", "0", "; ".join(failures) or "0", not failures),
-        checks.check_share("preemptions per request", preemptions, ended, limits.preempted),
+        checks.check_share("preemptions per request", preemptions, len(seen.outcomes), limits.preempted),
         checks.check_left(seen.outcomes, limits.left),
     ]
 

@@ -50,7 +50,6 @@ class Samples:
     # Seconds that a thread, by its part in the fleet and its id, has waited for a core in all.
     waits: dict[Process, list[tuple[float, float]]] = field(default_factory=dict)
     preemptions: dict[Process, float] = field(default_factory=dict)  # of each life, as last seen
-    requests: dict[Process, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ def _take(
     late[process] = (now, lateness)
     if process[0] != "router":
         samples.preemptions[process] = _sum(found, "quire_preemptions_total")
-        samples.requests[process] = _sum(found, "vllm:request_success_total")
 
 
 def _lateness(found: dict[str, float]) -> Lateness:

@@ -235,7 +235,6 @@ def test_a_serving_engine_captures_when_idle_and_says_when_it_is_done() -> None:
                 serving.result(60)
         finally:
             ours.close()
-            gc.unfreeze()
             gc.enable()
 
 

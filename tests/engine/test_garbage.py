@@ -25,7 +25,6 @@ class Node:
 def of_its_own() -> Iterator[None]:
     garbage.keep_what_is_there()
     yield
-    gc.unfreeze()
     gc.enable()
 
 

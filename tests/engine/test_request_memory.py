@@ -43,7 +43,6 @@ def uncollected() -> Iterator[None]:
         yield
         assert gc.collect() == 0, "something waits for a collector"
     finally:
-        gc.unfreeze()
         gc.enable()
 
 

@@ -101,6 +101,12 @@ def ptx_and_shared(case: Case, capability: int) -> tuple[str, int]:
     return ptx, metadata["shared"]
 
 
+def ttgir_of(case: Case, capability: int) -> str:
+    """Compile a case as far as Triton's own representation for GPUs, which says by what is multiplied."""
+    module, *_ = _up_to(case, capability, ("ttir", "ttgir"))
+    return str(module)
+
+
 def _up_to(case: Case, capability: int, wanted: tuple[str, ...]) -> tuple[Any, Any, Any, dict[str, Any]]:
     """Run the compiler's stages that are `wanted`: their result, its context, the options, the metadata."""
     from triton._C.libtriton import ir

@@ -338,7 +338,7 @@ BIASED_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "biased"), BIASED_SHAPES)
+@pytest.mark.parametrize(("shape", "biased", "dtype"), with_dtypes(BIASED_SHAPES))
 def test_add_decoded(shape, biased, dtype, device):
     step = Output(shape, dtype, device, biased=biased)
     expected, got = step.run(add_decoded_reference), step.run(add_decoded)
@@ -474,7 +474,7 @@ def test_new_heads_are_refused_where_they_cannot_be_taken(device):
         decode(q, out, batch, step.layer, LayerCache(fp8, FP8, scales), DecodeMode.NEW)
 
 
-@pytest.mark.parametrize(("shape", "biased"), BIASED_SHAPES)
+@pytest.mark.parametrize(("shape", "biased", "dtype"), with_dtypes(BIASED_SHAPES))
 def test_norms_of_what_is_decoded(shape, biased, dtype, device):
     step = Output(shape, dtype, device, biased=biased)
     there = step.paged.context_lens > 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from compiled import Case, ptx_and_shared, shared_bytes
+from compiled import Case, shared_bytes, ttgir_of
 from gpus import GPUS
 
 from quire.kernels.attention.index import rotation, scores
@@ -111,8 +111,8 @@ def instructions() -> dict[str, str]:
     found = {}
     for name, case in cases(GPUS[90]):
         if "bf16" in name and "rotate" not in name:
-            ptx, _ = ptx_and_shared(case, 90)
-            found[name] = "wgmma" if "wgmma.mma_async" in ptx else "mma" if "mma.sync" in ptx else "none"
+            ttgir = ttgir_of(case, 90)
+            found[name] = "wgmma" if "warp_group_dot " in ttgir else "mma" if "tt.dot " in ttgir else "none"
     return found
 
 

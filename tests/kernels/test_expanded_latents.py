@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspace
+from paged import TOLERANCE, Paged, attend_exactly, make_paged, poisoned_workspace, with_dtypes
 
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, PrefillBatch, Span
 from quire.kernels.attention.latent import earlier as earlier_tokens
@@ -83,19 +83,21 @@ def step(earlier: tuple[int, int], dtype: torch.dtype, device: torch.device, *, 
 
 
 @pytest.mark.parametrize(
-    ("earlier", "knows", "processors"),
-    [
-        ((0, 0), True, 1),
-        ((15, 0), False, 1),
-        *(((130, 70), knows, 1) for knows in (False, True)),
-        ((130, 70), False, 150),  # more splits than there are tiles
-        # In the interpreter these are enough.
-        *(
-            [((0, 0), False, 1), ((15, 0), True, 1), ((130, 70), False, 60)]  # 4 splits
-            if torch.cuda.is_available()
-            else []
-        ),
-    ],
+    ("earlier", "knows", "processors", "dtype"),
+    with_dtypes(
+        [
+            ((0, 0), True, 1),
+            ((15, 0), False, 1),
+            *(((130, 70), knows, 1) for knows in (False, True)),
+            ((130, 70), False, 150),  # more splits than there are tiles
+            # In the interpreter these are enough.
+            *(
+                [((0, 0), False, 1), ((15, 0), True, 1), ((130, 70), False, 60)]  # 4 splits
+                if torch.cuda.is_available()
+                else []
+            ),
+        ]
+    ),
 )
 def test_chunks_of_prompts(
     earlier: tuple[int, int],

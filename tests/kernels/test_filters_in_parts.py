@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged import DTYPES, HAS_GPU
+from paged import DTYPES, HAS_GPU, with_dtypes
 from torch import Tensor
 
 from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
@@ -215,7 +215,8 @@ def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
         assert drawn_by_peers(logits, state, buffers) == [expected] * 2
 
 
-def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monkeypatch):
+@pytest.mark.parametrize(("programs", "chunk", "dtype"), with_dtypes([(6, 128), (1, 4096)]))
+def test_peers_find_the_thresholds_that_gathered_rounds_find(programs, chunk, dtype, device, monkeypatch):
     """To the last bit, also of masses that top-p sums up, with however many programs to a row."""
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(3, 400, generator=generator).to(device, dtype)
@@ -230,16 +231,15 @@ def test_peers_find_the_thresholds_that_gathered_rounds_find(dtype, device, monk
         return parts._thresholds(owned[rank.rank], state, Searched(top_k=True, top_p=True))
 
     expected, _ = InTurn(2).run(gathered)
-    for programs, chunk in ((1, 4096), (6, 128)):
-        monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
-        buffers, found = peers(2, device, programs), []
-        for phase in range(phases_of(dtype)):
-            phases = (phase, phase + 1)
-            found = [
-                keep_thresholds(own, rows, state, own.shape[1], each, phases)
-                for own, each in zip(owned, buffers, strict=True)
-            ]
-        assert [each.tolist() for each in found] == [expected.tolist()] * 2
+    monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
+    buffers, found = peers(2, device, programs), []
+    for phase in range(phases_of(dtype)):
+        phases = (phase, phase + 1)
+        found = [
+            keep_thresholds(own, rows, state, own.shape[1], each, phases)
+            for own, each in zip(owned, buffers, strict=True)
+        ]
+    assert [each.tolist() for each in found] == [expected.tolist()] * 2
 
 
 def test_any_number_of_rows_takes_the_same_kernel(monkeypatch):

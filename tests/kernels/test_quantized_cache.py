@@ -16,6 +16,7 @@ from paged import (
     make_paged,
     poisoned_workspace,
     share_prefixes,
+    with_dtypes,
 )
 from quantized import FP8, FP12, POISON, dequantized, empty_vectors, in_format
 from test_shared_prefix import cascade_of, members_of
@@ -203,12 +204,12 @@ def test_prefill(
 
 # In the interpreter every other one is divided.
 @pytest.mark.parametrize(
-    ("shape", "max_splits"),
-    [
+    ("shape", "max_splits", "dtype"),
+    with_dtypes(
         (shape, splits)
         for i, shape in enumerate(SHAPES)
-        for splits in ((1, 2) if torch.cuda.is_available() else (1 + i % 2,))
-    ],
+        for splits in ((1, 2) if torch.cuda.is_available() else (1 + i // 2 % 2,))
+    ),
 )
 def test_decode(
     shape: Shape,

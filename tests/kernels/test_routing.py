@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged import HAS_GPU
+from paged import HAS_GPU, with_dtypes
 from torch import Tensor
 
 from quire.kernels.experts.routing import (
@@ -37,7 +37,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), with_dtypes((kind,) for kind in KINDS))
 def test_the_largest_are_chosen(kind, device, dtype):
     torch.manual_seed(0)
     experts, routing, biased = KINDS[kind]

@@ -4,9 +4,12 @@ On a GPU a kernel adds up squares in an order that follows from how its numbers 
 then a number that is next to a tie is rounded another way.
 """
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from paged import with_dtypes
 from products import product
 
 from quire.kernels.linear.linear import Linear
@@ -16,6 +19,7 @@ from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_r
 from quire.kernels.recipes import choose
 
 SHAPES = [(1, 64), (3, 96), (5, 1152), (2, 4096), (40, 160)]
+KINDS = ("llama", "gemma", "none")
 EPS = 1e-6
 
 
@@ -38,9 +42,9 @@ def one_by_one(norm_by, x, residual, inner, outer):
     return total, total if outer is None else norm_by(total, outer.weight, outer.eps)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("inner", ["llama", "gemma", "none"])
-@pytest.mark.parametrize("outer", ["llama", "gemma", "none"])
+@pytest.mark.parametrize(
+    ("outer", "inner", "shape", "dtype"), with_dtypes(itertools.product(KINDS, KINDS, SHAPES))
+)
 @pytest.mark.parametrize(
     ("function", "norm_by"), [(sandwich_norm, rms_norm), (sandwich_norm_reference, rms_norm_reference)]
 )

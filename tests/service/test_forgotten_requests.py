@@ -83,10 +83,9 @@ async def three(service: Service, path: str, body: dict[str, Any], way: Callable
 @pytest.fixture
 def uncollected() -> Iterator[None]:
     gc.collect()
-    gc.disable()
     gc.freeze()
+    gc.disable()
     yield
-    gc.unfreeze()
     gc.enable()
 
 

@@ -103,7 +103,7 @@ def url() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("n", SAMPLES)
+@pytest.mark.parametrize("n", SAMPLES[1::3])
 def test_a_real_engine_runs_them_all(url: str, n: int) -> None:
     messages = [{"role": "user", "content": "What is a KV cache? " * 8}]
     reply = httpx.post(url + CHAT, json={"messages": messages, "n": n, "seed": 1}, timeout=300)
