@@ -121,7 +121,9 @@ def _engine(
     grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_rows * model_config.embedding_size * dtype.itemsize
     block_bytes = bytes_per_block(model_config, config.block_size, rank.kv_format)
-    learned_positions = 0 if model_config.rope else model_config.max_position_embeddings
+    # transformers' code has its own rotary positions, which the configuration knows nothing of.
+    learns = model_config.implementation == "native" and model_config.rope is None
+    learned_positions = model_config.max_position_embeddings if learns else 0
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,

@@ -141,7 +141,9 @@ def _load(
     for file in files:
         for name in file.offset_keys():
             twin = weights.tied.get(name)
-            if twin is not None and not _equal(file, name, weights.shares.get(twin), weights.places[twin]):
+            if twin is not None and not _equal(
+                file, name, weights.shares.get(twin), weights.places[twin], copy
+            ):
                 raise ValueError(
                     f"{folder}: config.json ties {name} to {twin}, but the two differ; "
                     f"set tie_word_embeddings to false to use both"
@@ -160,9 +162,9 @@ def _copy(file: Any, name: str, share: Share | None, place: Tensor, copy: Copy) 
         offset += end - begin
 
 
-def _equal(file: Any, name: str, share: Share | None, parameter: Tensor) -> bool:
+def _equal(file: Any, name: str, share: Share | None, parameter: Tensor, copy: Copy) -> bool:
     other = torch.empty_like(parameter)
-    _copy(file, name, share, other, Tensor.copy_)
+    _copy(file, name, share, other, copy)
     return torch.equal(other, parameter)
 
 

@@ -21,7 +21,7 @@ def judge(seen: Seen, limits: Limits) -> list[Check]:
     samples, harms = seen.samples, seen.harms
     machine = Machine(seen.control, samples.waits)
     failures = seen.accidents.failures
-    preemptions = sum(samples.preemptions.values())  # none of those that were asked for alone
+    preemptions = sum(samples.preemptions.values())  # those that attacks cause, too
     return [
         *checks.check_leaks(leaked(seen.before, seen.after)),
         checks.check_memory(samples.resident, (seen.begin + seen.end) / 2, seen.end, limits),

@@ -15,8 +15,7 @@ from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.service.commands.parser import lines_of
 from quire.service.commands.usage_error import of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
-from quire.service.text.model_templates import templates_of
-from quire.service.text.named_templates import read_template
+from quire.service.text.named_templates import read_template, template_of
 
 if TYPE_CHECKING:
     from quire.llm import LLM
@@ -121,12 +120,12 @@ def chat_template(arguments: Namespace) -> str | None:
     Of a model on the Hub a name may be one of its own templates, which are known when it has come.
     """
     given: str | None = arguments.chat_template
-    if given is None:
-        return None
-    folder = Path(arguments.model)
-    own = templates_of(folder) if folder.is_dir() else {}
-    if given not in own and (folder.is_dir() or not given.isidentifier()):
-        read_template(given, own)
+    if given is not None:
+        folder, file = Path(arguments.model).expanduser(), Path(given)
+        if folder.is_dir():
+            template_of(folder, given)
+        elif file.name != given or file.suffix:
+            read_template(given)
     return given
 
 

@@ -45,7 +45,14 @@ def _of_files(folder: Path) -> dict[str, str]:
     files = {file.stem: file for file in (folder / OTHERS).glob("*.jinja")}
     if (folder / FILE).is_file():
         files[DEFAULT] = folder / FILE
-    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    return {name: _text_of(file) for name, file in files.items()}
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not UTF-8 text") from None
 
 
 def _named(given: Any, file: Path) -> dict[str, str]:

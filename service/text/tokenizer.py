@@ -13,7 +13,7 @@ from quire.engine.models.tokenizer_json import FILE, tokenizer_json
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
 from quire.service.text.model_templates import templates_of, usual_template
-from quire.service.text.named_templates import read_template
+from quire.service.text.named_templates import template_of
 from quire.service.text.template import ChatTemplate
 from quire.service.text.turn_end import TurnEnd
 
@@ -58,12 +58,11 @@ class Tokenizer:
         backend = Backend.from_file(str(file)) if file.is_file() else Backend.from_str(tokenizer_json(folder))
         config = read_json(folder / "tokenizer_config.json") or {}
         special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
-        own = templates_of(folder, config)
-        is_own = template is None or template in own
-        if template is None:
-            source = usual_template(own)
-        else:
-            source = own[template] if is_own else read_template(template, own)
+        source, is_own = (
+            (usual_template(templates_of(folder, config)), True)
+            if template is None
+            else template_of(folder, template)
+        )
         return cls(backend, ChatTemplate(source, special) if source else None, is_own=is_own)
 
     def to_json(self) -> str:

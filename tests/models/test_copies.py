@@ -39,6 +39,8 @@ def test_a_matrix_may_be_turned_over_and_be_a_part_of_another(turned: str) -> No
 def test_what_is_overwritten_afterwards_was_copied_before() -> None:
     copy, places = copies.copies_to(DEVICE), [torch.zeros(4, 20, device=DEVICE) for _ in range(50)]
     x = torch.zeros(4, 20)
+    if DEVICE.type == "cuda":
+        torch.cuda._sleep(200_000_000)  # cycles, in which the device takes nothing
     for i, place in enumerate(places):
         x.fill_(i)
         copy(place, x)

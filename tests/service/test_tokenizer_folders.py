@@ -161,9 +161,21 @@ def test_one_of_a_models_own_templates_is_chosen_by_its_name(tmp_path: Path) -> 
         Tokenizer.from_folder(tmp_path, "law")
 
 
+@pytest.mark.parametrize("broken", ["config", "file"])
+def test_another_template_takes_the_place_of_one_that_is_none(tmp_path: Path, broken: str) -> None:
+    saved(tmp_path, {"chat_template": {"default": "x"}} if broken == "config" else {})
+    if broken == "file":
+        (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="chat_template"):
+        Tokenizer.from_folder(tmp_path)
+    assert Tokenizer.from_folder(tmp_path, "chatml").chat_template is not None
+    given = Namespace(model=str(tmp_path), chat_template="chatml")
+    assert chat_template(given) == "chatml"
+
+
 def test_a_template_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
     saved(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})
-    for model, given in ((str(tmp_path), "rag"), ("owner/model", "rag"), (str(tmp_path), "chatml")):
+    for model, given in ((str(tmp_path), "rag"), ("owner/model", "rag-v2"), (str(tmp_path), "chatml")):
         assert chat_template(Namespace(model=model, chat_template=given)) == given
     for model, given in ((str(tmp_path), "law"), ("owner/model", "law.jinja"), ("owner/model", "a/b")):
         with pytest.raises(ValueError, match=f"--chat-template must be a file.*: {given} cannot be read"):

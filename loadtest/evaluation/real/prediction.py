@@ -79,13 +79,14 @@ class RealResults:
 
 
 def alike(groups: Mapping[Key, Sequence[Compared]]) -> dict[Key, Compared]:
-    """Choose one run of each group that has any: long ones if there are long ones of all, else short ones.
+    """Choose one run of each group: long ones if all groups that have any have a long one, else short ones.
 
-    A folder may hold both, since measuring anew goes on where it stopped.
+    A folder may hold both, since measuring anew goes on where it stopped. A group without one is left out.
     """
     by_length = {key: sorted(runs, key=lambda run: run.case.until) for key, runs in groups.items() if runs}
     are_long = all(runs[-1].case.until >= LONG_SECONDS for runs in by_length.values())
-    return {key: runs[-1 if are_long else 0] for key, runs in by_length.items()}
+    chosen = {key: runs[-1 if are_long else 0] for key, runs in by_length.items()}
+    return {key: run for key, run in chosen.items() if (run.case.until >= LONG_SECONDS) == are_long}
 
 
 def durations(runs: Iterable[Compared]) -> str:
