@@ -51,3 +51,21 @@ def test_greedy_tokens_equal_transformers(name: str, model_folder: Callable[[str
         assert got == logits.argmax(-1).tolist()
         expected = logits.log_softmax(-1).gather(1, torch.tensor(got).unsqueeze(1)).squeeze(1)
         torch.testing.assert_close(torch.tensor(scores), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-tied-linear", "opt"])
+def test_bytes_that_every_token_reads_do_not_depend_on_whose_code_runs(
+    model_folder: Callable[[str], Path], name: str
+) -> None:
+    """But for learned positions, which transformers' code is not asked about: one row of them is read."""
+    folder = model_folder(name)
+    read = {}
+    for by in ("native", "transformers"):
+        _, info = start_engine(
+            EngineConfig(
+                model=str(folder), device="cpu", model_impl=by, max_model_len=32, num_gpu_blocks_override=8
+            )
+        )
+        read[by] = info.body_weight_bytes
+    positions = read["transformers"] - read["native"]
+    assert positions > 0 if name == "opt" else positions == 0
