@@ -29,7 +29,7 @@ from quire.loadtest.gpu_layer import graph_seconds
 from quire.loadtest.offline.roofline import measure_ceilings
 
 Kind: TypeAlias = Literal["in", "gate", "out"]
-KINDS: tuple[Kind, ...] = ("in", "gate", "out")
+KINDS: dict[str, Kind] = {"in": "in", "gate": "gate", "out": "out"}
 BEYOND_CACHE = 150 << 20  # bytes of all weights
 SHARED = (48 << 10, 96 << 10, 109 << 10, 192 << 10)  # of a program's stages
 MOST_SPLITS = 8
@@ -156,11 +156,12 @@ def _seconds(run: Callable[[], None]) -> float:
 
 def _product(text: str) -> tuple[Kind, int, int]:
     """Parse `KIND:OUTPUTSxINPUTS`, of what is added to the residual without a kind."""
-    kind, _, shape = text.rpartition(":")
+    named, _, shape = text.rpartition(":")
+    kind = KINDS.get(named or "out")
     outputs, _, inputs = shape.partition("x")
-    if kind not in ("", *KINDS) or not (outputs.isdecimal() and inputs.isdecimal()):
+    if kind is None or not (outputs.isdecimal() and inputs.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not [{'|'.join(KINDS)}:]OUTPUTSxINPUTS")
-    return kind or "out", int(outputs), int(inputs)  # type: ignore[return-value]
+    return kind, int(outputs), int(inputs)
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ def products(name: str) -> list[Product]:
     head = config.get("head_dim", hidden // config["num_attention_heads"])
     heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
     shapes = {"in": (heads * head, hidden), "gate": (2 * inner, hidden), "out": (hidden, inner)}
-    return [Product(kind, tokens, *shapes[kind]) for kind in KINDS for tokens in TOKENS]
+    return [Product(kind, tokens, *shapes[kind]) for kind in KINDS.values() for tokens in TOKENS]
 
 
 @pytest.mark.parametrize("name", DENSE)
