@@ -26,11 +26,12 @@ import torch
 
 from quire.engine.config import EngineConfig, EngineInfo, KVCacheDtype
 from quire.engine.core import EngineCore
+from quire.engine.schedule.plan import StepPlan
 from quire.engine.startup import start_with_graphs
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.model_configs import write_model_folder
 from quire.loadtest.offline.bench import requests
-from quire.loadtest.offline.roofline import Ceilings, Needs, measure_ceilings, needs_of
+from quire.loadtest.offline.roofline import Ceilings, measure_ceilings, needs_of
 from quire.loadtest.shape_configs import DENSE, EXPERTS
 from quire.loadtest.workloads import Work
 
@@ -133,14 +134,15 @@ def _time_rows(
     steps: list[float] = []
     means: list[float] = []
     for run in range(RUNS):
-        ends, needs = _decode(core, info, rows, seed=(run + 1) << 20)
+        ends, plans = _decode(core, info, rows, seed=(run + 1) << 20)
         taken = [end - begin for begin, end in pairwise(ends)]
         means.append(statistics.mean(taken))
         steps += taken
     step = statistics.median(steps)
     unread = experts.unread_bytes(rows)
+    needs = [needs_of(plan, filled, info) for plan, filled in plans[1:]]
     read = [replace(each, weight_bytes=each.weight_bytes - unread) for each in needs]
-    bound = sum(each.seconds(ceilings) for each in read[1:]) / (len(ends) - 1)
+    bound = sum(each.seconds(ceilings) for each in read) / len(read)
     return Timing(
         name,
         rows,
@@ -153,18 +155,21 @@ def _time_rows(
     )
 
 
-def _decode(core: EngineCore, info: EngineInfo, rows: int, seed: int) -> tuple[list[float], list[Needs]]:
-    """Return when steps without prompts ended, in seconds, and what each needed."""
+def _decode(
+    core: EngineCore, info: EngineInfo, rows: int, seed: int
+) -> tuple[list[float], list[tuple[StepPlan, int]]]:
+    """Return when steps without prompts ended, in seconds, and their plans with tokens in distinct blocks."""
     rng = random.Random(seed + rows)
     prompts = [[rng.randrange(2, info.vocab_size) for _ in range(PROMPT)] for _ in range(rows)]
     core.add_all(requests([Work(prompt, STEPS + 2) for prompt in prompts], seed + (rows << 24)))
-    ends, needs = [], []
+    ends: list[float] = []
+    plans: list[tuple[StepPlan, int]] = []
     while core.has_work:
         core.step()
         if core.plan is not None and core.plan.num_decodes == rows and not len(core.plan.prefill_tokens):
             ends.append(time.perf_counter())
-            needs.append(needs_of(core.plan, core.stats.tokens_filled, info))
-    return ends, needs
+            plans.append((core.plan, core.stats.tokens_filled))
+    return ends, plans
 
 
 if __name__ == "__main__":
