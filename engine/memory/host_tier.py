@@ -29,13 +29,19 @@ class HostTier:
             PrefixCache(num_blocks, ring, HOST + KINDS * group) for group in range(len(device_caches))
         ]
         self.cache = self.caches[0]
-        self.pool = BlockPool(num_blocks, self._evicted if self.caches[1:] else self.cache.forget, ring, HOST)
+        self.pool = BlockPool(num_blocks, self._evicted, ring, HOST)
         self._ring = ring
         self._device = device
         self._device_caches = device_caches
 
     def _evicted(self, block: int) -> None:
-        next(cache for cache in self.caches if block in cache).forget(block)
+        """Forget what `block` held; on the device it is to be copied again before it is evicted there."""
+        pairs = zip(self.caches, self._device_caches, strict=True)
+        cache, device_cache = next(pair for pair in pairs if block in pair[0])
+        twin = device_cache.find(cache.prefix(block))
+        cache.forget(block)
+        if twin is not None:
+            self._device.mark_lost(twin)
 
     def swap_out(self, sequences: Listed[Sequence], moves: Moves) -> bool:
         """Copy the device blocks in the tables of a group, shared ones once; False without room for them."""
@@ -149,13 +155,17 @@ class HostTier:
             self.pool.release(sequence.host_table.pop())
 
     def spill(self, count: int, moves: Moves) -> None:
-        """Copy those of the next `count` device blocks to be evicted that are not here yet."""
+        """Copy those of the next `count` device blocks to be evicted that are not here yet.
+
+        Most were found here by an earlier step, and are not looked for again: a full cache has many of them.
+        """
         # What is spilled must not push out what has just been: at most half of the room is looked after.
-        for block in self._device.next_to_evict(min(count, self.pool.num_available // 2)):
+        for block in self._device.next_to_copy(min(count, self.pool.num_available // 2)):
             cache, device_cache = self._caches_of(block)
             twin = cache.find(device_cache.prefix(block))
             if twin is not None:
                 self.pool.refresh(twin)
+                self._device.mark_copied(block)
                 continue
             self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())
             self._ring.mark(ALLOCATE + HOST, moves.spills[-1].host)

@@ -85,6 +85,11 @@ def check_host_tier(
     for cache in host.caches:
         check_prefix_cache(cache, share)
     assert sum(map(len, host.caches)) == host.pool.num_kept, "a host block is kept that nobody could find"
+    device = host._device
+    copied = np.frombuffer(device._copied, np.bool_) & np.frombuffer(device._evictable, np.bool_)
+    for block in np.flatnonzero(copied).tolist()[share]:
+        cache, device_cache = host._caches_of(block)
+        assert cache.find(device_cache.prefix(block)) is not None, f"block {block} has lost its copy"
 
 
 def check_pool(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import filterfalse, islice
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest ids go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # the next to evict first
         self._evictable = bytearray(num_blocks)  # which are in `_cached`
+        self._copied = bytearray(num_blocks)  # which of those have a copy that is kept up, see `mark_copied`
         self._pinned: set[int] = set()
         self._resting: set[int] = set()  # cached and pinned, so not to be evicted
 
@@ -134,6 +135,18 @@ class BlockPool:
         """Return up to `count` cached blocks in the order in which they would be evicted."""
         return list(islice(self._cached, count))
 
+    def next_to_copy(self, count: int) -> list[int]:
+        """Return those of the next `count` blocks to be evicted that are not marked as copied, in order."""
+        return list(filterfalse(self._copied.__getitem__, islice(self._cached, count)))
+
+    def mark_copied(self, block: int) -> None:
+        """Note that what cached `block` holds is elsewhere too, until it is cached anew or `mark_lost`."""
+        self._copied[block] = True
+
+    def mark_lost(self, block: int) -> None:
+        """Note that the copy of `block` is gone."""
+        self._copied[block] = False
+
     def refresh(self, block: int) -> None:
         """Make `block`, if it is cached, the last to be evicted."""
         if block in self._cached:
@@ -218,5 +231,6 @@ class BlockPool:
         elif self._kept[block]:
             self._cached[block] = None
             self._evictable[block] = True
+            self._copied[block] = False
         else:
             self._free.append(block)

@@ -61,6 +61,12 @@ MUTANTS = [
         "                self._cached.move_to_end(block, last=False)\n",
         "                self._cached.move_to_end(block)\n",
     ),
+    Mutant(
+        "a copy is not looked after once more when its block was used",
+        "memory.pool",
+        "            self._copied[block] = False\n",
+        "",
+    ),
     # -- prefix_cache --------------------------------------------------------------------------------------
     Mutant(
         "tokens not compared on a hit",
@@ -106,6 +112,18 @@ MUTANTS = [
     Mutant("host blocks kept after the swap in", "memory.host_tier", "            self.drop(sequence)\n", ""),
     Mutant("a transfer that nothing holds", "memory.host_tier", "        self._device.hold(device)\n", ""),
     Mutant("a host block that no transfer holds", "memory.host_tier", "        self.pool.hold(host)\n", ""),
+    Mutant(
+        "a copy that was evicted counts",
+        "memory.host_tier",
+        "            self._device.mark_lost(twin)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a block is looked for at each step",
+        "memory.host_tier",
+        "                self._device.mark_copied(block)\n",
+        "",
+    ),
     Mutant(
         "a spilled block findable before it came",
         "memory.host_tier",

@@ -214,12 +214,46 @@ def test_spilled_blocks_are_evicted_first_and_found_in_host_memory() -> None:
     assert tables.blocks.pool.next_to_evict(4) == blocks[::-1]
     tables.blocks.host.spill(2, tables.blocks.moves)
     assert not tables.blocks.moves.spills, "what is there already is not copied again"
+    assert tables.blocks.pool.next_to_copy(3) == [blocks[0]], "nor looked for again"
     tables.blocks.host.spill(3, tables.blocks.moves)
     tables.step()
     (filler,) = tables.group([0] * 8)
     tables.write(filler, [])
     (again,) = tables.group([1, 2, 3, 4, 5, 6])
     assert len(tables.blocks.match(again).host) == 3
+
+
+def test_a_block_is_copied_again_once_its_copy_was_evicted() -> None:
+    tables = make_tables(4, 8)
+    blocks = cached(tables, [1, 2, 3, 4])
+    pool, host = tables.blocks.pool, tables.blocks.host
+    host.spill(2, tables.blocks.moves)
+    tables.step()
+    host.spill(2, tables.blocks.moves)
+    assert not pool.next_to_copy(2)
+    while host.pool.num_cached > 1:
+        host.pool.evict()
+    assert pool.next_to_copy(2) == [blocks[1]]
+    host.spill(2, tables.blocks.moves)
+    assert [spill.device for spill in tables.step().spills] == [blocks[1]]
+
+
+def test_the_copy_of_a_block_that_was_used_again_lasts_as_long_as_new_ones() -> None:
+    tables = make_tables(8, 12)
+    first = cached(tables, [1, 2])
+    pool, host = tables.blocks.pool, tables.blocks.host
+    host.spill(1, tables.blocks.moves)
+    (copy,) = [spill.host for spill in tables.step().spills]
+    host.spill(1, tables.blocks.moves)
+    second = cached(tables, [5, 6])
+    host.spill(2, tables.blocks.moves)
+    tables.step()
+    assert host.pool.next_to_evict(2)[0] == copy
+    pool.share(first[0])
+    pool.release(first[0])
+    assert pool.next_to_evict(2) == [*second, *first]
+    host.spill(2, tables.blocks.moves)
+    assert host.pool.next_to_evict(2)[1] == copy and not pool.next_to_copy(2)
 
 
 def test_a_fork_in_host_memory_has_the_prefixes_of_what_it_shares() -> None:
