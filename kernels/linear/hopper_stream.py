@@ -200,7 +200,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     most = 64 if divided else 128
     # Fewer tokens leave room for more weights on their way, and what a tile has of none takes the copy engine
     # long: in tiles of 64 tokens, 8 and [1152, 6912] take an H200 14 µs instead of 7.
-    few = count <= 32 and (outputs // most >= BUSY if gated else outputs % 64 == 0)
+    few = count <= 32 and (count <= 16 or outputs // most >= BUSY if gated else outputs % 64 == 0)
     if (wide or few) and not (gated and outputs % most):
         tokens = min(tokens, max(triton.next_power_of_2(count), 16))
     # A warp has both a gate and its up.
@@ -214,9 +214,12 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     rows = max(busy, default=fitting[0])
     programs = outputs // rows * times
     splits = min(max(FULL // programs, 1), most_splits)
+    chunks, size = columns // chunk, (tokens + rows) * chunk * ITEMSIZE
     doubled = divided and times == 1 and (programs * splits < BUSY or (middle and tokens < 64))
     if doubled:
         splits = min(max(2 * FULL // programs, 1), most_splits)
+    else:  # what a program holds at once is not divided further, if enough of them read
+        splits = min(splits, max(triton.cdiv(chunks, SHARED // size), triton.cdiv(FULL // 2, programs)))
     alone = programs * splits <= MULTIPROCESSORS
     if gated and tokens == 16 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
         shared = PAIRED  # lest the few that find no multiprocessor of their own begin when the others end
@@ -224,10 +227,9 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
         shared = SHARED
     else:
         shared = SHARED // 2  # two on each
-    stages = shared // ((tokens + rows) * chunk * ITEMSIZE)
-    if not (alone or wide or large or middle) and tokens == 64:
-        stages = 4
-    return Tiling(tokens, rows, chunk, min(stages, triton.cdiv(columns // chunk, splits)), splits)
+    crowded = tokens == 64 and not (alone or wide or large or middle)
+    stages = min(4 if crowded else shared // size, max(triton.cdiv(chunks, splits), 2))
+    return Tiling(tokens, rows, chunk, stages, splits)
 
 
 def warps_of(tiles: Tiling) -> int:

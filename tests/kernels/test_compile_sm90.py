@@ -179,9 +179,9 @@ COPIES_EARLY = {
     "hopper_linear_gated_256": 8,
     "hopper_linear_parts_32": 8,
     "hopper_linear_parts_64": 6,
-    "hopper_linear_narrow_64": 4,
+    "hopper_linear_narrow_64": 8,
     "hopper_linear_narrow_gated_256": 12,
-    "hopper_linear_narrow_parts_64": 4,
+    "hopper_linear_narrow_parts_64": 8,
 }
 WRITES_EARLY = {
     "decode_beside",

@@ -1,5 +1,6 @@
 """A model's linear layers against fp64: on a GPU by the kernels for so many tokens, elsewhere by torch."""
 
+import itertools
 import math
 from functools import partial
 
@@ -225,6 +226,36 @@ def test_a_tile_of_256_tokens_takes_nearly_as_many():
         tiles = tiling(count, 28672, 4096, gated=True, divided=False)
         assert tiles == Tiling(tokens=256, rows=128, chunk=64, stages=4, splits=1)
         assert warps_of(tiles) == 8
+
+
+def test_few_tokens_and_small_models_weights_are_cut_as_was_quickest():
+    """Those of Gemma 3 1B, Qwen3-0.6B and Llama-3.2-1B: qkv, output, down, and gate and up."""
+    assert tiling(8, 1536, 1152, gated=False, divided=False) == Tiling(16, 64, 128, 9, 1)
+    assert tiling(8, 1152, 6912, gated=False, divided=True) == Tiling(16, 64, 128, 9, 4)
+    assert tiling(64, 1152, 6912, gated=False, divided=True) == Tiling(64, 32, 128, 8, 3)
+    assert tiling(8, 13824, 1152, gated=True, divided=False) == Tiling(16, 128, 128, 5, 1)
+    assert tiling(32, 13824, 1152, gated=True, divided=False) == Tiling(32, 128, 128, 4, 1)
+    assert tiling(8, 1024, 3072, gated=False, divided=True) == Tiling(16, 64, 128, 6, 4)
+    assert tiling(8, 6144, 1024, gated=True, divided=False) == Tiling(16, 128, 128, 5, 1)
+    assert tiling(32, 6144, 1024, gated=True, divided=False) == Tiling(64, 64, 128, 6, 1)
+    assert tiling(32, 2048, 2048, gated=False, divided=True) == Tiling(32, 64, 128, 8, 2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("divided", [False, True])
+def test_every_program_has_chunks_for_its_stages_and_room_for_them(gated, divided):
+    for outputs, columns in itertools.product(
+        (256, 1024, 1152, 2560, 6144, 13824, 28672), (256, 1024, 1152, 4096, 14336)
+    ):
+        for count in (1, 8, 16, 17, 32, 33, 64, 65, 128, 200, 256):
+            tiles = tiling(count, outputs, columns, gated=gated, divided=divided and not gated)
+            if tiles is not None:
+                held = tiles.stages * (tiles.tokens + tiles.rows) * tiles.chunk * 2
+                assert held <= 192 * 1024
+                assert outputs % tiles.rows == 0 and columns % tiles.chunk == 0
+                assert 1 <= tiles.splits <= (4 if divided else 1)
+                assert tiles.stages >= 2
+                assert tiles.stages == 2 or (tiles.stages - 1) * tiles.splits < columns // tiles.chunk
 
 
 def test_few_tokens_and_a_ranks_weights_are_cut_as_was_quickest():
