@@ -100,6 +100,23 @@ def weights_of(chosen: Tensor, routing: Routing) -> Tensor:
     return chosen * routing.scale
 
 
+LEAST = tl.constexpr(-(1 << 31))
+
+
+@triton.jit
+def _ordered(numbers: tl.tensor) -> tl.tensor:
+    """Return int32 in the order of fp32 numbers, those that are none first: a warp compares them at once."""
+    bits = tl.where(numbers == 0.0, 0.0, numbers).to(tl.int32, bitcast=True)
+    is_number = (numbers < 0.0) | (numbers >= 0.0)
+    return tl.where(is_number, bits ^ ((bits >> 31) & 0x7FFFFFFF), LEAST)
+
+
+@triton.jit
+def _of_ordered(key: tl.tensor) -> tl.tensor:
+    """Return the number that `_ordered` made `key` of."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def _route_kernel(
     logits_ptr: tl.tensor,
@@ -136,8 +153,10 @@ def _route_kernel(
     if SIGMOID:
         scores = tl.sigmoid(logits)
     else:
-        exponents = tl.exp(logits - tl.max(logits, 0))
-        scores = exponents / tl.sum(exponents, 0)
+        best_logit = tl.max(logits, 0)
+        exponents = tl.exp(logits - best_logit)
+        total = tl.sum(exponents, 0)
+        scores = exponents / total
     if BY_LOGITS:
         order = logits
     else:
@@ -163,13 +182,19 @@ def _route_kernel(
     rank = tl.arange(0, TOP_PADDED)
     weights = tl.zeros([TOP_PADDED], tl.float32)
     index = tl.zeros([TOP_PADDED], tl.int32)
+    key = _ordered(order)
     for chosen in tl.static_range(TOP):
-        largest = tl.max(order, 0)
-        which = tl.min(tl.where(order == largest, expert, EXPERTS - 1), 0)  # the last, where all are NaN
-        taken = inside & (expert == which)
-        weights = tl.where(rank == chosen, tl.sum(tl.where(taken, scores, 0.0), 0), weights)
+        largest = tl.max(key, 0)
+        which = tl.min(tl.where(key == largest, expert, EXPERTS - 1), 0)
+        taken = expert == which
+        if BY_LOGITS:  # its score is known without a look for it
+            score = tl.exp(_of_ordered(largest) - best_logit) / total
+        else:  # bits of numbers that are not negative are in their order, too
+            bits = tl.max(tl.where(taken & inside, scores.to(tl.int32, bitcast=True), 0), 0)
+            score = bits.to(tl.float32, bitcast=True)
+        weights = tl.where(rank == chosen, score, weights)
         index = tl.where(rank == chosen, which, index)
-        order = tl.where(taken, float("-inf"), order)
+        key = tl.where(taken, LEAST, key)
     if NORMALIZED:
         weights /= tl.maximum(tl.sum(weights, 0) + added, least)
     weights *= scale

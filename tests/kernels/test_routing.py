@@ -115,6 +115,18 @@ def test_an_expert_that_is_not_there_is_never_chosen(device):
         assert (index >= 0).all() and (index < experts).all()
 
 
+def test_zeros_of_both_signs_are_equals_and_what_is_no_number_comes_last(device):
+    logits = torch.tensor(
+        [[-1.0, -0.0, 0.0, math.nan, -2.0, -0.0], [math.nan, 1e-40, -math.inf, 0.5, math.inf, -1e-40]],
+        device=device,
+    )
+    for scores in ("softmax", "sigmoid"):
+        _, index = route(logits, Routing(4, scores), None, torch.float32)
+        assert index[0].tolist() == [1, 2, 5, 0]
+        if scores == "softmax":
+            assert index[1].tolist() == [4, 3, 1, 5]
+
+
 def test_no_token_goes_nowhere(device):
     weights, index = route(torch.zeros(0, 8, device=device), Routing(2), None, torch.float32)
     assert weights.shape == index.shape == (0, 2)

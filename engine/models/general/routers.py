@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ _PROBES = 48  # rows of logits that a router is tried on, at most
 _LOW = -50.0  # sigmoids there are so small that anything added to their sum shows
 _DIVISORS = (Divisor(), Divisor(added=1e-20), Divisor(added=1e-6), Divisor(least=1e-12))
 _SMALLEST, _LARGEST = 0x3E80, 0x4100  # 0.25 and 8 in bf16
+_Kind: TypeAlias = Literal["small", "large", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ def _routing(
     weight = tensors[state.weight]
     experts, columns = weight.shape
     rows = min(_PROBES, columns)
-    logits = torch.stack([_even(experts, weight.device, seed, near=seed % 3 == 0) for seed in range(rows)])
+    kinds: tuple[_Kind, ...] = ("small", "large", "spread", "spread")
+    logits = torch.stack([_even(experts, weight.device, seed, kinds[seed % 4]) for seed in range(rows)])
     high = rows - rows // 4
     logits[high:] += _LOW
     logits[high::2, 0] = 0.0  # so that others are small beside it, where scores add up to one
@@ -154,15 +156,17 @@ def _routing(
     return None
 
 
-def _even(experts: int, device: torch.device, seed: int = 0, *, near: bool = False) -> Tensor:
+def _even(experts: int, device: torch.device, seed: int = 0, kind: _Kind = "spread") -> Tensor:
     """Return numbers [experts] fp32 from -8 to 8 in any order, of which bf16 tells each from the others.
 
-    near: they are as near to each other as bf16 allows, so that scores in bf16 are the same of several.
+    small, large: they are above 0 and as near to each other as bf16 allows, so that scores in bf16 are the
+    same of several; sigmoids of large ones are all near 1.
     """
-    last = min(_SMALLEST + experts, _LARGEST) if near else _LARGEST
-    bits = torch.linspace(_SMALLEST, last, experts).round().to(torch.int16)
+    first = _LARGEST - experts if kind == "large" else _SMALLEST
+    last = min(_SMALLEST + experts, _LARGEST) if kind == "small" else _LARGEST
+    bits = torch.linspace(max(first, _SMALLEST), last, experts).round().to(torch.int16)
     sizes = bits.view(torch.bfloat16).float()
-    if not near:
+    if kind == "spread":
         sizes[::2] *= -1  # of other sizes than those above 0, lest two sums be the same
     order = torch.randperm(experts, generator=torch.Generator().manual_seed(seed))
     return sizes[order].to(device)
