@@ -8,7 +8,7 @@ from typing import Literal
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.cache_groups import CacheGroup, cache_groups
-from quire.engine.models.float8 import Float8
+from quire.engine.models.float8 import Quantised
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.rope_config import RopeConfig
@@ -57,7 +57,7 @@ class ModelConfig:
     norm_affine: bool = True  # layer norms have weight and bias
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
-    float8: Float8 | None = None  # None: no weights of its files are 8-bit floats
+    quantised: Quantised | None = None  # None: weights of its files are what they stand for
     chosen_tokens: int = 0  # of those before it that a token attends to, as indexers choose; 0: all
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several

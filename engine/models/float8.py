@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+MXFP4 = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 METHODS = ("fp8", "compressed-tensors")
 _FORMATS = ("float-quantized", "naive-quantized")  # the second: where activations are not to be quantised
 _LOADED = "8-bit floats are loaded, by the methods fp8 and compressed-tensors, and gpt-oss's MXFP4"
@@ -43,6 +44,9 @@ class Float8:
             return Block(1, columns)
         each = [stack, [*stack, 1], [*stack, 1, 1]]
         return Block(rows, columns) if self.matrix and scales in each else None
+
+
+Quantised: TypeAlias = Float8 | Literal["mxfp4"]
 
 
 def quantisation_of(raw: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
 _SCALE_TYPES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PIECE = 1 << 20  # numbers that are expanded at once
 
 
@@ -56,14 +56,11 @@ class ExpandedTensor:
         return shape
 
     def get_dtype(self) -> str:
-        return _NAMES[self.dtype]
+        return NAMES[self.dtype]
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read a range of each dimension. Raises ValueError for numbers that are none, or too large."""
-        shape = self.get_shape()
-        given = () if index is ... else index if isinstance(index, tuple) else (index,)
-        ranges = [each.indices(size)[:2] for each, size in zip(given, shape, strict=False)]
-        ranges += [(0, size) for size in shape[len(ranges) :]]
+        ranges = ranges_of(index, self.get_shape())
         floats = self.floats[tuple(slice(*each) for each in ranges)].to(self.device)
         scales = self._scales()
         for dim, (begin, end) in enumerate(ranges[:-2]):
@@ -100,6 +97,13 @@ class ExpandedTensor:
             if not -most <= low <= high <= most:  # nor if one is NaN
                 raise ValueError(f"{self.name} stands for numbers that are not finite in {self.dtype}")
             expanded[piece] = numbers
+
+
+def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
+    """Return the range of each dimension that an index of slices is of."""
+    given = () if index is ... else index if isinstance(index, tuple) else (index,)
+    ranges = [each.indices(size)[:2] for each, size in zip(given, shape, strict=False)]
+    return ranges + [(0, size) for size in shape[len(ranges) :]]
 
 
 def expand_files(

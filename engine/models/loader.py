@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.decoder import Decoder
+from quire.engine.models.float8 import Float8, Quantised
 from quire.engine.models.float8_files import expand_files
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
@@ -79,8 +80,8 @@ def load_model(
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
     """
     report = on_progress or (lambda done, total: None)
-    if config.float8 is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
-        _tell_expanded(dtype)
+    if config.quantised is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
+        _tell_expanded(config.quantised, dtype)
     if config.implementation == "transformers":
         from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
@@ -111,22 +112,30 @@ def load_model(
     return model, total
 
 
-def _tell_expanded(dtype: torch.dtype) -> None:
+def _tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
-    logger.info(
-        "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
-        "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",
-        name,
-        dtype.itemsize,
-    )
+    if isinstance(quantised, Float8):
+        logger.info(
+            "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
+            "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",
+            name,
+            dtype.itemsize,
+        )
+    else:
+        logger.info(
+            "weights that files have in MXFP4 are loaded as the %s numbers that they stand for, in %.1f "
+            "times the bytes",
+            name,
+            dtype.itemsize * 32 / 17,
+        )
 
 
 def _load(
     folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
     files = [open_weights(path) for path in weight_files(folder)]
-    if model.config.float8 is not None:
-        files = expand_files(files, model.config.float8, weights.dtype, weights.device)
+    if isinstance(model.config.quantised, Float8):
+        files = expand_files(files, model.config.quantised, weights.dtype, weights.device)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
     copy = copies_to(weights.device)

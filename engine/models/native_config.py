@@ -41,8 +41,8 @@ def read_native(folder: str | Path) -> ModelConfig:
             f"{fields.where}: architecture {given!r} is not supported; supported are {', '.join(_READERS)}"
         )
     fields.refuse_unless("is_causal", True, None)  # else it sees what comes later
-    float8 = read_float8(raw, fields.where)
-    config = replace(_READERS[name](fields, name), float8=float8)
+    quantised = read_float8(raw, fields.where)
+    config = replace(_READERS[name](fields, name), quantised=quantised)
     generation = folder / "generation_config.json"
     eos_token_ids = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
     if eos_token_ids:

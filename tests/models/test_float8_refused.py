@@ -84,7 +84,7 @@ def test_a_compression_config_says_as_much(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="weights of 4 bits and the type 'int'"):
         read_model(tmp_path)
     configure(tmp_path, CHANNEL, "compression_config")
-    assert read_model(tmp_path).float8 == Float8(row=True)
+    assert read_model(tmp_path).quantised == Float8(row=True)
 
 
 def of(name: str, change: Callable[[Tensor], Tensor]) -> Edit:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models.loader import load_model
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.loader import Model, load_model
+from quire.engine.models.mxfp4_files import expand_mxfp4
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.parallel.ranks import Ranks
 from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
 from tests.models.paged_driver import PagedDriver
+from tests.models.thread_ranks import Meeting, Rank, on_all
 
 FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by three bits; the fourth is the sign
 IN_A_BLOCK = 32
@@ -33,9 +41,9 @@ def numbers(blocks: Tensor, scales: Tensor) -> Tensor:
     return (values * 2.0 ** (scales.float() - 127)[..., None]).flatten(2).transpose(1, 2)
 
 
-def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path) -> None:
-    reference = save_tiny("gpt_oss", tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
+def pack(folder: Path, reference: Any) -> None:
+    """Have a folder's experts in MXFP4, and those of `reference` as the numbers that these stand for."""
+    weights = load_file(folder / "model.safetensors")
     held = dict(reference.named_parameters())
     for name in [each for each in weights if each.endswith("_proj") and ".experts." in each]:
         experts, inputs, outputs = weights.pop(name).shape
@@ -44,16 +52,110 @@ def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path) -> None:
         scales = torch.randint(121, 125, shape, dtype=torch.uint8)
         weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         held[name].data = numbers(blocks, scales)
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    quantised_by(tmp_path, "mxfp4")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    quantised_by(folder, "mxfp4")
+
+
+def load(folder: Path, config: ModelConfig, ranks: Ranks | None = None) -> Model:
+    return load_model(
+        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN, ranks=ranks
+    )[0]
+
+
+def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reference = save_tiny("gpt_oss", tmp_path)
+    pack(tmp_path, reference)
     config = read_model(tmp_path)
-    model, _ = load_model(
-        tmp_path, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
-    )
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        model = load(tmp_path, config)
+    assert "in MXFP4 are loaded as the float32 numbers that they stand for, in 7.5 times" in caplog.text
     driver = PagedDriver(model, config, len(LENGTHS) + 1, MAX_LEN)
     assert difference(driver.generate(prompts(), STEPS), reference) < 1e-3
-    with pytest.raises(ValueError, match="of weights in MXFP4 no shares are read"):
-        config.of_rank(2)
+
+
+@pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
+def test_ranks_read_their_shares_of_mxfp4(whole_ones: bool, tmp_path: Path) -> None:
+    """Of four each has 24 of 96 inputs, of which 32 have a scale."""
+    whole = save_tiny("gpt_oss", tmp_path, num_key_value_heads=4)
+    pack(tmp_path, whole)
+    part, meeting = read_model(tmp_path).of_rank(4, expert_parallel=whole_ones), Meeting(4)
+
+    def run(rank: int) -> float:
+        model = load(tmp_path, part, Rank(rank, meeting))
+        driver = PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN)
+        return difference(driver.generate(prompts(), STEPS), whole)
+
+    assert max(on_all(meeting, run)) < 1e-3
+
+
+class Held:
+    """A tensor, as safetensors has a slice."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return {torch.uint8: "U8", torch.float32: "F32"}[self._tensor.dtype]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._tensor[index]
+
+
+def drawn(experts: int = 3, outputs: int = 5, blocks: int = 4) -> dict[str, Any]:
+    shape = (experts, outputs, blocks)
+    return {
+        "w_blocks": Held(torch.randint(0, 256, (*shape, IN_A_BLOCK // 2), dtype=torch.uint8)),
+        "w_scales": Held(torch.randint(0, 250, shape, dtype=torch.uint8)),
+        "other": Held(torch.ones(3)),
+    }
+
+
+@given(st.data())
+def test_any_part_of_a_weight_is_that_part_of_its_numbers(data: st.DataObject) -> None:
+    slices = drawn()
+    whole = numbers(slices["w_blocks"][...], slices["w_scales"][...])
+    found = expand_mxfp4(slices, torch.float32)
+    assert set(found) == {"w", "other"} and found["other"] is slices["other"]
+    assert found["w"].get_shape() == [*whole.shape] and found["w"].get_dtype() == "F32"
+    ends = [sorted(data.draw(st.tuples(*[st.integers(0, size)] * 2))) for size in whole.shape]
+    part = tuple(slice(*each) for each in ends[: data.draw(st.integers(1, 3))])
+    assert torch.equal(found["w"][part], whole[part])
+    assert torch.equal(found["w"][...], whole)
+
+
+def test_numbers_are_those_of_bf16_or_refused() -> None:
+    slices = drawn()
+    whole = numbers(slices["w_blocks"][...], slices["w_scales"][...])
+    assert torch.equal(expand_mxfp4(slices, torch.bfloat16)["w"][...], whole.to(torch.bfloat16))
+    slices["w_blocks"] = Held(torch.full_like(slices["w_blocks"][...], 0x77))
+    slices["w_scales"] = Held(torch.full_like(slices["w_scales"][...], 127 + 14))
+    with pytest.raises(ValueError, match=r"w stands for numbers that are not finite in torch\.float16"):
+        expand_mxfp4(slices, torch.float16)["w"][...]
+    assert expand_mxfp4(slices, torch.bfloat16)["w"][...].unique().tolist() == [6.0 * 2**14]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead", "reason"),
+    [
+        ("w_scales", None, "w_blocks is there, and w_scales is not"),
+        ("w_scales", torch.ones(3, 5, 4), "w_blocks and its scales hold U8 and F32, not bytes"),
+        (
+            "w_scales",
+            torch.ones(3, 5, 3, dtype=torch.uint8),
+            r"shape \[3, 5, 4, 16\], and its scales \[3, 5, 3\]",
+        ),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused_by_name(name: str, instead: Tensor | None, reason: str) -> None:
+    slices = drawn()
+    del slices[name]
+    if instead is not None:
+        slices[name] = Held(instead)
+    with pytest.raises(ValueError, match=reason):
+        expand_mxfp4(slices, torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["llama", "olmo2"])

@@ -12,12 +12,11 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
-from quire.engine.models.float8 import method_of, read_float8
+from quire.engine.models.float8 import MXFP4, Quantised, method_of, read_float8
 from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
-from quire.engine.models.general.quantised import MXFP4
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 
@@ -46,11 +45,8 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
-    quantised = method_of(raw)
-    float8 = None if quantised == MXFP4 else read_float8(raw, where)
+    quantised: Quantised | None = "mxfp4" if method_of(raw) == MXFP4 else read_float8(raw, where)
     calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
-    if quantised == MXFP4:
-        undivided = "of weights in MXFP4 no shares are read"
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
@@ -99,7 +95,7 @@ def read_general(folder: Path) -> ModelConfig:
         in_call_order=in_call_order,
         undivided=undivided,
         has_experts=has_experts,
-        float8=float8,
+        quantised=quantised,
     )
 
 

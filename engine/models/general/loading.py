@@ -9,30 +9,32 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from quire.engine.models.float8 import Float8
+from quire.engine.models.float8 import Float8, Quantised
 from quire.engine.models.float8_files import expand_files
+from quire.engine.models.mxfp4_files import expand_mxfp4
 
 
 @contextmanager
-def slices_of(files: list[str], float8: Float8 | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def slices_of(files: list[str], quantised: Quantised | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """Open files; return their tensors by name, of which nothing is read yet.
 
-    float8: of weights that are in 8-bit floats, which are read as numbers of the dtype.
+    quantised: how weights are, which are read as the numbers of the dtype that they stand for.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(path, framework="pt", device="cpu")) for path in files]
-        if float8 is not None:
-            opened = expand_files(opened, float8, dtype, torch.device("cpu"))
-        yield {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
+        if isinstance(quantised, Float8):
+            opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
+        slices = {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
+        yield slices if quantised is None or isinstance(quantised, Float8) else expand_mxfp4(slices, dtype)
 
 
-def reading_expanded(cls: type, float8: Float8, dtype: torch.dtype) -> type:
-    """Return a class of models that reads 8-bit floats as the numbers that they stand for."""
+def reading_expanded(cls: type, quantised: Quantised, dtype: torch.dtype) -> type:
+    """Return a class of models that reads quantised weights as the numbers that they stand for."""
 
     def load(
         model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
-        with slices_of(files, float8, dtype) as slices:
+        with slices_of(files, quantised, dtype) as slices:
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, slices, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 

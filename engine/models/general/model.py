@@ -34,7 +34,7 @@ from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
-from quire.engine.models.general.quantised import expanding, without
+from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.weight_files import open_weights, weight_files
@@ -192,10 +192,11 @@ def _load_whole(
     described: PreTrainedConfig,
 ) -> Any:
     """Load the causal model of a configuration into host memory."""
-    reader, given = auto, expanding(described)
-    if config.float8 is not None:
+    reader, given = auto, {}
+    if config.quantised is not None:
         built = build(described, auto)
-        reader, given = reading_expanded(type(built), config.float8, dtype), {"config": without(built.config)}
+        reader = reading_expanded(type(built), config.quantised, dtype)
+        given = {"config": without(built.config)}
     causal, told = reader.from_pretrained(
         folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
         local_files_only=True, use_safetensors=True, output_loading_info=True,
@@ -203,7 +204,7 @@ def _load_whole(
         **given,
     )  # fmt: skip
     _check(folder, told, config)
-    if config.float8 is not None:
+    if config.quantised is not None:
         causal.__class__ = type(built)
     return causal
 
@@ -246,7 +247,7 @@ def _load_shares(
         "experts_implementation": _experts(device),
     }
     if dummy_seed is None:
-        causal, told = reading_shares(cls, prepare, config.float8, dtype).from_pretrained(  # type: ignore[attr-defined]
+        causal, told = reading_shares(cls, prepare, config.quantised, dtype).from_pretrained(  # type: ignore[attr-defined]
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **given,
         )  # fmt: skip

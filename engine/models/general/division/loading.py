@@ -18,7 +18,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from quire.engine.models.float8 import Float8
+from quire.engine.models.float8 import Quantised
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.loading import loading_by, slices_of
 from quire.engine.parallel.share import Range, Share
@@ -26,17 +26,17 @@ from quire.engine.parallel.share import Range, Share
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names
 
 
-def reading_shares(cls: type, prepare: Prepare, float8: Float8 | None, dtype: torch.dtype) -> type:
+def reading_shares(cls: type, prepare: Prepare, quantised: Quantised | None, dtype: torch.dtype) -> type:
     """Return a class of models that reads no more of files than a rank's shares.
 
-    float8, dtype: as `slices_of` has them.
+    quantised, dtype: as `slices_of` has them.
     """
 
     def load(
         model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
         held = prepare(model)
-        with slices_of(files, float8, dtype) as slices:
+        with slices_of(files, quantised, dtype) as slices:
             parts = _parts(model, slices, held, config.weight_mapping or [])
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
             return loaded
