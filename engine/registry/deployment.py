@@ -13,7 +13,6 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "additional_chat_templates/tool_use.jinja",
     "added_tokens.json",
     "tekken.json",
     "tokenizer.model",
@@ -24,6 +23,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,8 @@ def revision(folder: Path) -> str:
 def tokenizer_digest(folder: Path) -> str:
     """Changes with everything that turns text or messages into token ids."""
     digest = hashlib.sha256()
-    for name in TOKENIZER_FILES:
+    named = sorted(f"{path.parent.name}/{path.name}" for path in folder.glob(NAMED_TEMPLATES))
+    for name in (*TOKENIZER_FILES, *named):
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
             digest.update(f"{name} {len(content)}\n".encode() + content)

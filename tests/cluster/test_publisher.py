@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from quire.engine.config import RegistryConfig
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Prefix
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest
+from quire.engine.registry.deployment import Deployment, hash_seed, seed_digest, tokenizer_digest
 from quire.engine.registry.journal import journal_of
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.publisher import Publisher
@@ -418,6 +419,23 @@ def test_hashes_are_what_they_are_said_to_be() -> None:
         digest = xxhash.xxh3_128_digest(digest + ids, seed)
     assert PromptHasher(16, seed).parity() == digest.hex()
     assert PromptHasher(16, 0).parity() == "ce3aab279fbeb09cba340cd491ad412c"  # in every release
+
+
+def test_each_file_that_makes_tokens_of_messages_tells_tokenizers_apart(tmp_path: Path) -> None:
+    digests = {tokenizer_digest(tmp_path)}
+    templates = tmp_path / "additional_chat_templates"
+    templates.mkdir()
+    for name in (
+        "tokenizer.json",
+        "chat_template.jinja",
+        *(f"{templates.name}/{n}.jinja" for n in ("rag", "tool_use")),
+    ):
+        for content in ("one", "two"):
+            (tmp_path / name).write_text(content)
+            digests.add(tokenizer_digest(tmp_path))
+    (templates / "rag.jinja").rename(templates / "other.jinja")
+    (tmp_path / "README.md").write_text("of no tokens")
+    assert len(digests | {tokenizer_digest(tmp_path)}) == 10
 
 
 def test_fingerprint_tells_deployments_apart() -> None:
