@@ -112,12 +112,13 @@ class RouterModule:
     """x [..., H] -> what the router gives in its order: logits [T, E], weights and index [T, top]."""
 
     def __init__(self, router: Router, backend: Backend) -> None:
-        self._router, self._route, self._exact_linear = router, backend.route, backend.exact_linear
+        self._router, self._route = router, backend.route
+        self._linear = backend.exact_linear if router.exact else backend.linear
 
     def __call__(self, hidden_states: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
         """bias: of the choice, where the module around keeps it."""
         router, x = self._router, hidden_states.reshape(-1, hidden_states.shape[-1])
-        logits = self._exact_linear(x, router.product) if router.exact else router.product(x)
+        logits = self._linear(x, router.product)
         weights, index = self._route(
             logits, router.routing, router.bias if bias is None else bias, router.dtype
         )
