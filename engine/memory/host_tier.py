@@ -31,6 +31,7 @@ class HostTier:
         self.cache = self.caches[0]
         self.pool = BlockPool(num_blocks, self._evicted, ring, HOST)
         self._ring = ring
+        self._next_look = 0  # evictions here, since start, at which all copies are looked for once more
         self._device = device
         self._device_caches = device_caches
 
@@ -157,10 +158,17 @@ class HostTier:
     def spill(self, count: int, moves: Moves) -> None:
         """Copy those of the next `count` device blocks to be evicted that are not here yet.
 
-        Most were found here by an earlier step, and are not looked for again: a full cache has many of them.
+        Most were found here by an earlier step, and are not looked for again until half as many blocks were
+        evicted here: a full cache has many of them.
         """
         # What is spilled must not push out what has just been: at most half of the room is looked after.
-        for block in self._device.next_to_copy(min(count, self.pool.num_available // 2)):
+        count = min(count, self.pool.num_available // 2)
+        if self.pool.evictions < self._next_look:
+            blocks = self._device.next_to_copy(count)
+        else:
+            blocks = self._device.next_to_evict(count)
+            self._next_look = self.pool.evictions + max(count // 2, 1)
+        for block in blocks:
             cache, device_cache = self._caches_of(block)
             twin = cache.find(device_cache.prefix(block))
             if twin is not None:
