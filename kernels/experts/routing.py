@@ -48,7 +48,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None, dtype: torch.dt
     """Choose experts by logits [T, E] -> (weights [T, top] of dtype, index [T, top] i64), largest first.
 
     bias [E]: added to the scores that experts are chosen by, and not to their weights. Of equals the first is
-    chosen. In fp32, whatever the logits are.
+    chosen. In fp32, whatever the logits are. What is no number comes last, and then an expert may come twice.
     """
     tokens, experts = logits.shape
     weights = torch.empty(tokens, routing.top, dtype=dtype, device=logits.device)

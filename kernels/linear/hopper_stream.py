@@ -220,6 +220,7 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
         splits = min(max(2 * FULL // programs, 1), most_splits)
     else:  # what a program holds at once is not divided further, if enough of them read
         splits = min(splits, max(triton.cdiv(chunks, SHARED // size), triton.cdiv(FULL // 2, programs)))
+    splits = min(splits, chunks)
     alone = programs * splits <= MULTIPROCESSORS
     if gated and tokens == 16 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
         shared = PAIRED  # lest the few that find no multiprocessor of their own begin when the others end

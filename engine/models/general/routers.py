@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, noise
 from quire.kernels.experts.routing import (
@@ -27,6 +28,7 @@ _PROBES = 48  # rows of logits that a router is tried on, at most
 _LOW = -50.0  # sigmoids there are so small that anything added to their sum shows
 _DIVISORS = (Divisor(), Divisor(added=1e-20), Divisor(added=1e-6), Divisor(least=1e-12))
 _SMALLEST, _LARGEST = 0x3E80, 0x4100  # 0.25 and 8 in bf16
+_SIGMOIDS = (torch.sigmoid, torch.Tensor.sigmoid, torch.special.expit, torch.nn.functional.sigmoid)
 _Kind: TypeAlias = Literal["small", "large", "spread"]
 
 
@@ -124,8 +126,8 @@ def _routing(
     weight = tensors[state.weight]
     experts, columns = weight.shape
     rows = min(_PROBES, columns)
-    kinds: tuple[_Kind, ...] = ("small", "large", "spread", "spread")
-    logits = torch.stack([_even(experts, weight.device, seed, kinds[seed % 4]) for seed in range(rows)])
+    kinds: tuple[_Kind, ...] = ("small", "large", "spread", "small", "spread", "spread")
+    logits = torch.stack([_even(experts, weight.device, seed, kinds[seed % 6]) for seed in range(rows)])
     high = rows - rows // 4
     logits[high:] += _LOW
     logits[high::2, 0] = 0.0  # so that others are small beside it, where scores add up to one
@@ -140,9 +142,10 @@ def _routing(
         own = tensors[state.correction]
         bias = _correction(experts, weight.device).to(own.dtype)
         changed[state.correction] = bias.view(own.shape)
-    theirs = call.run(changed, torch.eye(rows, columns, dtype=dtype, device=weight.device))
+    with _Sigmoids() as sigmoids:
+        theirs = call.run(changed, torch.eye(rows, columns, dtype=dtype, device=weight.device))
     index, weights = _parts(theirs, top)
-    if index is None or weights is None:
+    if index is None or weights is None or not sigmoids.dtypes <= {torch.float32}:
         return None
     for routing in _choices(call.module, top, experts):
         scores = scores_of(logits, routing)
@@ -154,6 +157,22 @@ def _routing(
             if alike(weights_of(chosen, weighing).to(weights.dtype), weights):
                 return weighing
     return None
+
+
+class _Sigmoids(TorchFunctionMode):
+    """Notes the dtypes of sigmoids: where a bias is added to them, few choices show that they are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in _SIGMOIDS:
+            self.dtypes.add(result.dtype)
+        return result
 
 
 def _even(experts: int, device: torch.device, seed: int = 0, kind: _Kind = "spread") -> Tensor:
