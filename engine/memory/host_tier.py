@@ -34,11 +34,11 @@ class HostTier:
         self._next_look = 0  # evictions here, since start, at which all copies are looked for once more
         self._device = device
         self._device_caches = device_caches
+        self._pairs = list(zip(self.caches, device_caches, strict=True))  # of each group
 
     def _evicted(self, block: int) -> None:
         """Forget what `block` held; on the device it is to be copied again before it is evicted there."""
-        pairs = zip(self.caches, self._device_caches, strict=True)
-        cache, device_cache = next(pair for pair in pairs if block in pair[0])
+        cache, device_cache = next(pair for pair in self._pairs if block in pair[0])
         twin = device_cache.find(cache.prefix(block))
         cache.forget(block)
         if twin is not None:
@@ -183,8 +183,7 @@ class HostTier:
 
         If it has been forgotten meanwhile, they are those of some group.
         """
-        pairs = zip(self.caches, self._device_caches, strict=True)
-        return next((pair for pair in pairs if block in pair[1]), (self.cache, self._device_caches[0]))
+        return next((pair for pair in self._pairs if block in pair[1]), self._pairs[0])
 
     def _start(self, transfers: list[Transfer], kind: int, device: int, host: int) -> None:
         self._device.hold(device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-MXFP4 = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
+MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 METHODS = ("fp8", "compressed-tensors")
 _FORMATS = ("float-quantized", "naive-quantized")  # the second: where activations are not to be quantised
 _LOADED = "8-bit floats are loaded, by the methods fp8 and compressed-tensors, and gpt-oss's MXFP4"

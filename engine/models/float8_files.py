@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.float8 import Block, Float8
+from quire.engine.models.weight_files import listed
 
 FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
@@ -146,8 +147,7 @@ def expand_files(
         if kind.startswith("F8_") and kind != FLOAT8:
             problems.append(f"{name} holds {kind}; 8-bit floats may be {FLOAT8}")
     if problems:
-        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(f"quantised weights cannot be read: {'; '.join(problems[:10])}{rest}")
+        raise ValueError(f"quantised weights cannot be read: {listed(problems)}")
     return [ExpandedFile(file, expanded, hidden) for file in files]
 
 

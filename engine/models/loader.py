@@ -18,7 +18,7 @@ from quire.engine.models.float8 import Float8, Quantised
 from quire.engine.models.float8_files import expand_files
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
-from quire.engine.models.weight_files import open_weights, weight_files
+from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
 from quire.engine.parallel.share import Share
 from quire.kernels.backend import Backend
@@ -207,5 +207,4 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
     names = (*weights.places, *weights.elsewhere)
     problems += [f"{name} is missing" for name in names if name not in found]
     if problems:
-        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")
+        raise ValueError(f"{folder} does not fit its config.json: {listed(problems)}")

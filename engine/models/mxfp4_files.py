@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.float8_files import NAMES, ranges_of
+from quire.engine.models.weight_files import listed
 
 IN_A_BLOCK = 32
 _BIAS = 127  # of a scale
@@ -93,8 +94,7 @@ def expand_mxfp4(slices: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         else:
             found[name] = Mxfp4Tensor(name, blocks, scales, dtype)
     if problems:
-        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(f"weights in MXFP4 cannot be read: {'; '.join(problems[:10])}{rest}")
+        raise ValueError(f"weights in MXFP4 cannot be read: {listed(problems)}")
     return found
 
 

@@ -52,6 +52,12 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
+def listed(problems: list[str]) -> str:
+    """Return what is wrong with a folder's weights as one text, ten of them and how many more there are."""
+    rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
+    return "; ".join(problems[:10]) + rest
+
+
 def open_weights(path: Path) -> Any:  # safetensors has no types
     """Return an open file, its header read. Raises ValueError if it is not whole."""
     try:

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models.config import ModelConfig
-from quire.engine.models.loader import Model, load_model
+from quire.engine.models.loader import load_model
 from quire.engine.models.mxfp4_files import expand_mxfp4
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from quire.kernels.parallel.ranks import Ranks
 from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
+from tests.models.divided_model import compare_divided
 from tests.models.paged_driver import PagedDriver
-from tests.models.thread_ranks import Meeting, Rank, on_all
 
 FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by three bits; the fourth is the sign
 IN_A_BLOCK = 32
@@ -56,18 +54,14 @@ def pack(folder: Path, reference: Any) -> None:
     quantised_by(folder, "mxfp4")
 
 
-def load(folder: Path, config: ModelConfig, ranks: Ranks | None = None) -> Model:
-    return load_model(
-        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN, ranks=ranks
-    )[0]
-
-
 def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reference = save_tiny("gpt_oss", tmp_path)
     pack(tmp_path, reference)
     config = read_model(tmp_path)
     with caplog.at_level(logging.INFO, "quire.engine"):
-        model = load(tmp_path, config)
+        model, _ = load_model(
+            tmp_path, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
+        )
     assert "in MXFP4 are loaded as the float32 numbers that they stand for, in 7.5 times" in caplog.text
     driver = PagedDriver(model, config, len(LENGTHS) + 1, MAX_LEN)
     assert difference(driver.generate(prompts(), STEPS), reference) < 1e-3
@@ -78,14 +72,8 @@ def test_ranks_read_their_shares_of_mxfp4(whole_ones: bool, tmp_path: Path) -> N
     """Of four each has 24 of 96 inputs, of which 32 have a scale."""
     whole = save_tiny("gpt_oss", tmp_path, num_key_value_heads=4)
     pack(tmp_path, whole)
-    part, meeting = read_model(tmp_path).of_rank(4, expert_parallel=whole_ones), Meeting(4)
-
-    def run(rank: int) -> float:
-        model = load(tmp_path, part, Rank(rank, meeting))
-        driver = PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN)
-        return difference(driver.generate(prompts(), STEPS), whole)
-
-    assert max(on_all(meeting, run)) < 1e-3
+    verdict = compare_divided(tmp_path, whole, 4, expert_parallel=whole_ones)
+    assert verdict.outcome == "equal", verdict.detail
 
 
 class Held:

@@ -45,7 +45,7 @@ def read_general(folder: Path) -> ModelConfig:
         raise ValueError(f"{where}: transformers cannot read it: {error}") from error
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
-    quantised: Quantised | None = "mxfp4" if method_of(raw) == MXFP4 else read_float8(raw, where)
+    quantised: Quantised | None = MXFP4 if method_of(raw) == MXFP4 else read_float8(raw, where)
     calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(

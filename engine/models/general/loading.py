@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from quire.engine.models.float8 import Float8, Quantised
+from quire.engine.models.float8 import MXFP4, Float8, Quantised
 from quire.engine.models.float8_files import expand_files
 from quire.engine.models.mxfp4_files import expand_mxfp4
 
@@ -25,7 +25,7 @@ def slices_of(files: list[str], quantised: Quantised | None, dtype: torch.dtype)
         if isinstance(quantised, Float8):
             opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
         slices = {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
-        yield slices if quantised is None or isinstance(quantised, Float8) else expand_mxfp4(slices, dtype)
+        yield expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
 
 
 def reading_expanded(cls: type, quantised: Quantised, dtype: torch.dtype) -> type:

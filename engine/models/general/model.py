@@ -37,7 +37,7 @@ from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.json_fields import read_json
-from quire.engine.models.weight_files import open_weights, weight_files
+from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
@@ -292,5 +292,4 @@ def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
         for name, found, wanted in sorted(told.mismatched_keys)
     ]
     if problems:
-        rest = f" … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ValueError(f"{folder} does not fit its config.json: {'; '.join(problems[:10])}{rest}")
+        raise ValueError(f"{folder} does not fit its config.json: {listed(problems)}")
