@@ -11,15 +11,14 @@ class Tuning:
 
     fused_columns: of a layer's input, up to which few tokens are quicker by `linear.skinny`, whose programs
     all read all of it, than by cuBLAS. skinny_weights_of_one: elements of a weight, up to which even one
-    token is quicker there than by `linear.gemv`. merging_tokens and merging_weights: tokens, and elements of
-    the output projection's weight, up to which that merges split attention itself; beyond, it has so many
-    programs that they read as much of splits as of weights.
+    token is quicker there than by `linear.gemv`. merging_weights: elements of the output projection's weight,
+    up to which that merges a token's split attention itself; beyond, and of more tokens, its programs are so
+    many that they read more of splits than of weights.
     """
 
     fused_columns: int = 2048
     skinny_weights_of_one: int = 1 << 23
-    merging_tokens: int = 2
-    merging_weights: int = 1 << 23
+    merging_weights: int = 1 << 21
 
 
 H100 = Tuning()

@@ -9,6 +9,7 @@ rate of a large copy. Needs one Hopper GPU.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -62,21 +63,25 @@ class Timing:
 
 def tilings(product: Product) -> Iterator[Tiling]:
     """Yield the tilings that `linear.hopper_stream` can take, but for those with idle programs."""
-    gated, chunk = product.kind == "gate", hopper_stream.CHUNK
+    gated = product.kind == "gate"
     outputs = product.outputs // 2 if gated else product.outputs
-    if product.inputs % chunk:
+    if product.inputs % hopper_stream.CHUNK:
         return
-    least = max(16, min(1 << (product.tokens - 1).bit_length(), 64))
-    for tokens in sorted({least, 64}):
+    least = max(16, min(1 << (product.tokens - 1).bit_length(), 256))
+    sizes = {least, 64} if least <= 64 else {64, 128, least}
+    shared = SHARED if least <= 64 else SHARED[1::2]
+    most_splits = MOST_SPLITS if least <= 64 else hopper_stream.MOST_SPLITS
+    columns = (hopper_stream.CHUNK,) if least <= 64 else (hopper_stream.CHUNK // 2, hopper_stream.CHUNK)
+    for tokens, chunk in itertools.product(sorted(sizes), columns):
         # The tensor cores' first operand has 64 rows, and a warp has both a gate and its up.
         for rows in (64, 128) if tokens < 64 else (32, 64, 128):
             if outputs % (rows // 2 if gated else rows) or (gated and tokens < 64 and rows < 128):
                 continue
-            for splits in range(1, MOST_SPLITS + 1 if product.kind == "out" else 2):
+            for splits in range(1, most_splits + 1 if product.kind == "out" else 2):
                 chunks = product.inputs // chunk // splits
                 if splits > 1 and chunks < 4:
                     continue
-                stages = {min(each // ((tokens + rows) * chunk * 2), chunks + 1) for each in SHARED}
+                stages = {min(each // ((tokens + rows) * chunk * 2), chunks + 1) for each in shared}
                 for count in sorted(stages - {0, 1}):
                     yield Tiling(tokens, rows, chunk, count, splits)
 

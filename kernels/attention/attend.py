@@ -46,7 +46,9 @@ def attend_unmerged(
 ) -> Tensor | SplitPartials:
     """Write K and V and attend in one kernel; leave the merging of splits to the output projection."""
     out, q = room_for(qkv, layer), layer.queries(qkv)
-    partials = decode_splits(q, out, batch.decode, layer, cache, DecodeMode.NEW, splits, by=decode_by)
+    partials = decode_splits(
+        q, out, batch.decode, layer, cache, DecodeMode.NEW, splits, by=decode_by, sparing=True
+    )
     return out.flatten(1) if partials is None else partials
 
 

@@ -19,6 +19,7 @@ from quire.kernels.attention.splits import (
     SplitPartials,
     merge_splits,
     most_tiles,
+    plan_hopper_splits,
     plan_splits,
 )
 from quire.kernels.formats.kv_format import FP8, KVFormat
@@ -51,7 +52,8 @@ class DecodeKernel(Enum):
     SPLIT = "attention.decode_kernel"
     # Programs of split rows take no more shared memory than kernels that use it for little else than to
     # exchange sums: behind one of these they begin sooner.
-    SMALL = "attention.decode_kernel in little shared memory"
+    HOPPER_SMALL = "attention.hopper_decode in little shared memory"
+    SPLIT_SMALL = "attention.decode_kernel in little shared memory"
 
 
 class DecodeMode(Enum):
@@ -107,12 +109,13 @@ def decode_splits(
     splits: int | None = None,
     *,
     by: DecodeKernel | None = None,
+    sparing: bool = False,
 ) -> SplitPartials | None:
     """Attend from each row's newest token to its context; return what is still to be merged, if rows split.
 
     q [T, Hq, D]: its first B tokens are the rows' queries. `out` [T, Hq, D] gets their results in its first B
     tokens, unless partial results are returned; a row without context writes nothing. Grid and launches
-    depend on shapes only, so CUDA graphs may capture it. `splits` overrides `plan_splits`; with one,
+    depend on shapes only, so CUDA graphs may capture it. `splits` overrides what is planned; with one,
     `attention.hopper_decode` may divide long rows all the same, by the workspace, and merges them itself,
     unless rows share. What the rows share is read once for all of them, without a window or slopes. In fp8 q
     must fit fp16.
@@ -126,6 +129,7 @@ def decode_splits(
     the two run side by side. Not for rows that share.
 
     by: the kernel; None is `attention.hopper_decode` where that can be, else `attention.decode_kernel`.
+    sparing: of long contexts no more splits than are worth their merging in many programs.
     """
     check_attention_inputs(q, out, cache)
     workspace, shared, new = batch.workspace, batch.shared, mode is DecodeMode.NEW
@@ -153,7 +157,8 @@ def decode_splits(
         takes = takes and layer.plain and kv.stride(3) == kv.shape[-1]
         by = DecodeKernel.HOPPER if takes else DecodeKernel.SPLIT
     tiles = decode_tiles(gpu, lanes, dim, q.dtype, held)
-    tile = hopper.TILE if by is DecodeKernel.HOPPER else tiles.keys
+    by_hopper = by in (DecodeKernel.HOPPER, DecodeKernel.HOPPER_SMALL)
+    tile = hopper.TILE if by_hopper else tiles.keys
     max_tiles = most_tiles(batch.block_tables.shape[1] * block_size, layer.window, tile)
     prefixes: tuple[Tensor | None, ...] = (None, None, None, None)
     if shared is not None and layer.window == 0 and layer.slopes is None:
@@ -162,19 +167,34 @@ def decode_splits(
             q, cache, batch.block_tables, batch.rows, shared, layer.scale, workspace.prefix, layer.softcap
         )
         prefixes = (shared.cascade_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
-    else:
-        programs = num_kv_heads * (hopper.programs_of_group(group) if by is DecodeKernel.HOPPER else 1)
-        splits = splits or plan_splits(count, programs, max_tiles)
+    elif splits is None and by_hopper:
+        programs = num_kv_heads * hopper.programs_of_group(group)
+        splits = plan_hopper_splits(count, programs, head_dim, max_tiles)
+    elif splits is None:
+        splits = plan_splits(count, num_kv_heads, max_tiles)
     if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
             f"{count} rows × {splits} splits × {num_q_heads} heads exceed the workspace's "
             f"{workspace.lse.numel()} partial results; allocate it for the largest batch"
         )
     beside = mode is DecodeMode.BESIDE
-    if by is DecodeKernel.HOPPER:
+    if by_hopper:
+        stages = hopper.SMALL_STAGES if by is DecodeKernel.HOPPER_SMALL else hopper.STAGES
         ready = {DecodeMode.AFTER: 0, DecodeMode.KNOWN: 1}.get(mode, 2)
         hopper.hopper_decode(
-            q, out, batch, layer, cache, workspace, splits, prefixes, ready, new=new, beside=beside
+            q,
+            out,
+            batch,
+            layer,
+            cache,
+            workspace,
+            splits,
+            prefixes,
+            ready,
+            stages,
+            new=new,
+            beside=beside,
+            sparing=sparing,
         )
     else:
         launch = dependent_launch(q.device)
@@ -182,7 +202,7 @@ def decode_splits(
         of_one_tile = layer.window > 0 and 1 < max_tiles <= splits
         first = new and (splits >= FIRST_SPLITS or of_one_tile) and tiles.stages >= SMALL_STAGES
         early, stages = 0 if first or beside else EARLY, tiles.stages
-        if first or (by is DecodeKernel.SMALL and splits > 1):
+        if first or (by is DecodeKernel.SPLIT_SMALL and splits > 1):
             stages = min(SMALL_STAGES, stages)
         elif not beside and num_kv_heads * count >= MANY_PROGRAMS:
             early, stages = 1, min(FULL_STAGES, stages)
@@ -192,9 +212,11 @@ def decode_splits(
             layer.sinks, layer.slopes, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:4],
             *words(cache.scales), *heads,
             GROUP=group, BLOCK_M=lanes, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim, TILE=tile,
-            PLANES=bool(held.planes), CHUNKED=layer.chunked, NEW=new, FIRST=first, EARLY=early,
-            BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
+            PLANES=bool(held.planes), CHUNKED=layer.chunked, SPARING=sparing, NEW=new, FIRST=first,
+            EARLY=early, BESIDE=beside and launch["DEPENDENT"], num_warps=4, num_stages=stages, **launch,
         )  # fmt: skip
     if splits == 1:
         return None
-    return SplitPartials(out, batch.context_lens, layer.window, splits, tile, workspace, layer.chunked)
+    return SplitPartials(
+        out, batch.context_lens, layer.window, splits, tile, workspace, layer.chunked, sparing
+    )

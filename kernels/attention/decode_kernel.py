@@ -78,6 +78,7 @@ def decode_kernel(
     TILE: tl.constexpr,
     PLANES: tl.constexpr,
     CHUNKED: tl.constexpr,
+    SPARING: tl.constexpr,
     NEW: tl.constexpr,
     FIRST: tl.constexpr,
     EARLY: tl.constexpr,
@@ -102,7 +103,7 @@ def decode_kernel(
         cascade = tl.load(cascade_of + index)
         shared_len = tl.load(shared_lens + cascade, mask=cascade >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
-        context_len, shared_len, window, max_splits, TILE, CHUNKED
+        context_len, shared_len, window, max_splits, TILE, CHUNKED, SPARING
     )
     if split >= tl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:

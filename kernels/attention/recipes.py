@@ -15,7 +15,12 @@ from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.attention.kv_tile import tile_keys
 from quire.kernels.attention.latent import attend as latent
 from quire.kernels.attention.prefill import PrefillKernel
-from quire.kernels.attention.splits import most_tiles, plan_small_splits, runs_at_once
+from quire.kernels.attention.splits import (
+    most_tiles,
+    plan_small_hopper_splits,
+    plan_small_splits,
+    runs_at_once,
+)
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.linear import split_output
@@ -56,10 +61,20 @@ class Attending:
         return PrefillKernel.HOPPER if takes and quick else PrefillKernel.TRITON
 
     @property
+    def small_by(self) -> DecodeKernel:
+        """Return the same of programs in little shared memory."""
+        hopper = self.decode_by is DecodeKernel.HOPPER
+        return DecodeKernel.HOPPER_SMALL if hopper else DecodeKernel.SPLIT_SMALL
+
+    @property
     def small_splits(self) -> int:
-        """Return how many splits of a row fill the device with programs of little shared memory."""
-        cache, step = self.layer.cache, self.step
-        tile = tile_keys(triton.next_power_of_2(cache.head_dim), self.layer.dtype.itemsize)
+        """Return how many splits of a row fill the device with programs of `small_by`."""
+        layer, cache, step = self.layer, self.layer.cache, self.step
+        if self.small_by is DecodeKernel.HOPPER_SMALL:
+            programs = cache.heads * hopper_decode.programs_of_group(layer.group)
+            tiles = most_tiles(step.longest_context, cache.window, hopper_decode.TILE)
+            return plan_small_hopper_splits(step.decodes, programs, cache.head_dim, tiles)
+        tile = tile_keys(triton.next_power_of_2(cache.head_dim), layer.dtype.itemsize)
         tiles = most_tiles(step.longest_context, cache.window, tile)
         return plan_small_splits(step.decodes, cache.heads, tiles)
 
@@ -89,7 +104,7 @@ def _prefers_unmerged(case: Attending) -> bool:
 
 def _attend_few(case: Attending) -> Attend:
     splits = case.small_splits
-    by = DecodeKernel.SMALL if splits > 1 else case.decode_by
+    by = case.small_by if splits > 1 else case.decode_by
     return partial(attend.attend_new, decode_by=by, splits=splits)
 
 
@@ -106,7 +121,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
         _prefers_unmerged,
         lambda case: partial(
             attend.attend_unmerged,
-            decode_by=DecodeKernel.SMALL,
+            decode_by=case.small_by,
             splits=min(case.small_splits, split_output.MOST_SPLITS),
         ),
     ),

@@ -39,6 +39,7 @@ MULTIPROCESSORS = 132
 WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at least
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
+EVEN = 0.8  # of the multiprocessors' time, that programs of many tokens fill at least
 WHOLE = 241  # tokens from which a tile of 256 wastes less than it gains
 
 
@@ -186,8 +187,9 @@ class Tiling:
 def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool) -> Tiling | None:
     """Return how `count` tokens and a weight [outputs, columns] are divided; None where cuBLAS does better.
 
-    As measured within the layers of Qwen3-0.6B and Llama-3.1-8B on an H100. `gated` is a gate and an up
-    projection, `divided` what may be parts of sums.
+    As measured within the layers of Qwen3-0.6B and Llama-3.1-8B on an H100, and of other models' weights
+    alone (loadtest/results/tilings.json). `gated` is a gate and an up projection, `divided` what may be parts
+    of sums.
     """
     wide = outputs * columns >= WIDE
     middle = not (wide or gated) and outputs * columns >= MIDDLE and count <= 64
@@ -213,6 +215,14 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
         return None
     rows = max(busy, default=fitting[0])
     programs = outputs // rows * times
+    uneven = programs > MULTIPROCESSORS and _filled(programs) < EVEN
+    if uneven and count > 128:  # these wait for products: 140 programs take as long as 264
+        rows = min((each for each in fitting if outputs // each * times <= MULTIPROCESSORS), default=0)
+        if large or not rows:
+            return None
+        programs = outputs // rows * times
+    paired = uneven and large and programs <= 2 * MULTIPROCESSORS
+    chunk = CHUNK // 2 if paired else chunk
     splits = min(max(FULL // programs, 1), most_splits)
     chunks, size = columns // chunk, (tokens + rows) * chunk * ITEMSIZE
     doubled = divided and times == 1 and (programs * splits < BUSY or (middle and tokens < 64))
@@ -222,7 +232,9 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
         splits = min(splits, max(triton.cdiv(chunks, SHARED // size), triton.cdiv(FULL // 2, programs)))
     splits = min(splits, chunks)
     alone = programs * splits <= MULTIPROCESSORS
-    if gated and tokens == 16 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
+    if paired:
+        shared = SHARED // 2  # two on each, that nobody waits for the few beyond
+    elif gated and tokens == 16 and MULTIPROCESSORS < programs <= MULTIPROCESSORS * 5 // 4:
         shared = PAIRED  # lest the few that find no multiprocessor of their own begin when the others end
     elif alone or large or (wide and not doubled):
         shared = SHARED
@@ -231,6 +243,11 @@ def tiling(count: int, outputs: int, columns: int, *, gated: bool, divided: bool
     crowded = tokens == 64 and not (alone or wide or large or middle)
     stages = min(4 if crowded else shared // size, max(triton.cdiv(chunks, splits), 2))
     return Tiling(tokens, rows, chunk, stages, splits)
+
+
+def _filled(programs: int) -> float:
+    """Return the share of their time for which multiprocessors have a program, if each has one at a time."""
+    return programs / (triton.cdiv(programs, MULTIPROCESSORS) * MULTIPROCESSORS)
 
 
 def warps_of(tiles: Tiling) -> int:

@@ -1,8 +1,8 @@
-"""The output projection of one token or two whose attention was split, merging the splits on its way in.
+"""The output projection of a token whose attention was split, merging the splits on its way in.
 
 In Gluon, Triton's lower level. A kernel that merges takes as long to begin and to end as the projection
 itself, and was one of six in a layer: 23.8 against 18.3 µs of one token of Qwen3-0.6B on an H100. Here every
-program merges for itself, which costs less as long as tokens and splits are few.
+program merges for itself, which costs less as long as they and the splits are few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention.splits import SplitPartials
+from quire.kernels.attention.splits import SplitPartials, least_tiles
 from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
 from quire.kernels.linear.linear import Matrix
@@ -41,7 +41,7 @@ def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix, num_heads: int) -> bo
 
 def prefers(tokens: int, weight: Matrix, tuning: Tuning) -> bool:
     """Tell whether merging in each program of the projection is quicker than in a kernel of its own."""
-    return tokens <= tuning.merging_tokens and weight.elements <= tuning.merging_weights
+    return tokens == 1 and weight.elements <= tuning.merging_weights
 
 
 def add_split_output(residual: Tensor, weight: Tensor, bias: Tensor | None, partials: SplitPartials) -> None:
@@ -67,19 +67,24 @@ def _launch(
     _kernel[outputs // ROWS, tokens](
         residual, partials.workspace.partials, partials.workspace.lse, partials.context_lens, weight, bias,
         partials.window, partials.max_splits,
-        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND, ADDED=added,
+        HEADS=heads, HEAD_DIM=head_dim, TILE=partials.tile, ROWS=ROWS, ROUND=ROUND,
+        SPARING=partials.sparing, ADDED=added,
         num_warps=heads * head_dim // (32 * HELD.value), **dependent_launch(residual.device),
     )  # fmt: skip
 
 
 @gluon.jit
 def _splits_of(
-    context_len: gl.tensor, window: gl.tensor, max_splits: gl.tensor, TILE: gl.constexpr
+    context_len: gl.tensor,
+    window: gl.tensor,
+    max_splits: gl.tensor,
+    TILE: gl.constexpr,
+    SPARING: gl.constexpr,
 ) -> gl.tensor:
     """Divide a context as `attention.splits.tiles_and_splits`."""
     first_tile = gl.where(window > 0, gl.maximum(context_len - window, 0), 0) // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
-    return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), 1))
+    return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), least_tiles(tiles, SPARING)))
 
 
 # Before kernels ahead have ended, see `kernels.launch`.
@@ -91,7 +96,7 @@ def _kernel(
     residual: gl.tensor, partials: gl.tensor, lse: gl.tensor, context_lens: gl.tensor, weight: gl.tensor,
     bias: gl.tensor, window: gl.tensor, max_splits: gl.tensor,
     HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, ROWS: gl.constexpr, ROUND: gl.constexpr,
-    ADDED: gl.constexpr, DEPENDENT: gl.constexpr,
+    SPARING: gl.constexpr, ADDED: gl.constexpr, DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
     """Compute ROWS outputs; the weights are asked for before the kernel ahead has ended.
 
@@ -111,7 +116,7 @@ def _kernel(
     held = gl.arange(0, HELD, gl.SliceLayout(0, gl.SliceLayout(1, WEIGHTS)))
     column = group[None, :, None] * HELD + held[None, None, :]
     weights = gl.load(weight + row[:, None, None] * COLUMNS + column)
-    splits = _splits_of(gl.load(context_lens + token), window, max_splits, TILE)
+    splits = _splits_of(gl.load(context_lens + token), window, max_splits, TILE, SPARING)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written

@@ -103,7 +103,8 @@ def test_what_a_step_gave_is_there_when_the_next_has_written_over_it(way: str) -
 
     queue.submit(partial(step, 0), None).wait()  # all is compiled
     first = queue.submit(partial(step, 1), transfer)
-    handles = [first, *(queue.submit(partial(step, value), None) for value in range(2, 8))]
+    # No more are under way than have buffers of their own to come from.
+    handles = [first, *(queue.submit(partial(step, value), None) for value in range(2, ROTATION + 1))]
     for value, handle in enumerate(handles, 1):
         assert handle.wait().tokens.tolist() == [value] * 300
     assert first.has_moved() == (not on_gpu)

@@ -13,7 +13,7 @@ from quire.kernels.attention import attend
 from quire.kernels.attention import splits as decode_splits
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.attention.cascade import SharedPrefixes, rows_of_cascade
-from quire.kernels.attention.decode import DecodeMode, decode
+from quire.kernels.attention.decode import DecodeKernel, DecodeMode, decode
 from quire.kernels.attention.recipes import ATTEND, Attending
 from quire.kernels.attention.splits import DecodeWorkspace, SplitPartials
 from quire.kernels.formats.cache_spec import CacheSpec
@@ -26,7 +26,6 @@ from quire.kernels.linear.recipes import PROJECT_OUT, Product
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.recipes import choose
 from quire.kernels.shapes import LayerShape
-from quire.kernels.tuning import H100
 
 EPS = 1e-6
 UNTOUCHED = 7.0
@@ -161,14 +160,14 @@ class Step:
         self.workspace = DecodeWorkspace.allocate(len(lengths), q_heads, head_dim, device)
 
     def attend(
-        self, splits: int | None, cache: LayerCache | None = None
+        self, splits: int | None, cache: LayerCache | None = None, by: DecodeKernel | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """By the fused kernel -> (out, cache)."""
         out = self.out.clone()
         cache = cache or self.paged.cache(self.paged.kv.clone())
         q = self.layer.queries(self.qkv)
         batch = self.paged.decodes(self.order, self.workspace)
-        decode(q, out, batch, self.layer, cache, DecodeMode.NEW, splits)
+        decode(q, out, batch, self.layer, cache, DecodeMode.NEW, splits, by=by)
         return out, cache.kv
 
     def run(
@@ -202,6 +201,32 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
     assert_alike(kv, expected_kv, dtype)
     empty = step.paged.context_lens == 0
     assert torch.all(out[empty] == UNTOUCHED) and torch.isfinite(out[~empty]).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "dtype"),
+    with_dtypes(
+        (shape, splits)
+        for shape in ((4, 2, 64, 32, 0, True, True), (8, 2, 128, 16, 100, True, False))
+        for splits in ((2, 16) if torch.cuda.is_available() else (2,))
+    ),
+)
+@pytest.mark.parametrize("held", [None, FP12])
+def test_splits_in_little_shared_memory(shape, splits, held, dtype, device):
+    """Each of one tile, or of several that take turns in it."""
+    step = Step(shape, dtype, device, longest=1300 if device.type == "cuda" else LONG)
+    types = (torch.bfloat16, torch.float16) if held is None else (torch.bfloat16,)
+    hopper = gpu_of(device).has_dependent_launch and dtype in types
+    by = DecodeKernel.HOPPER_SMALL if hopper else DecodeKernel.SPLIT_SMALL
+    if held is None:
+        got, expected = step.attend(splits, by=by), step.run(decode_new_tokens_reference)
+    else:
+        _, cache = in_format(step.paged, held)
+        out, _ = step.attend(splits, cache, by)
+        got = out, read_newest(step, cache)
+        expected = run_over_fp12(step, decode_new_tokens_reference)
+    for one, other in zip(got, expected, strict=True):
+        assert_alike(one, other, dtype if held is None else torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -315,18 +340,14 @@ class Output:
         self.workspace.partials.fill_(torch.nan)
         self.workspace.lse.fill_(torch.nan)
 
-    def run(self, function, rows: slice = slice(None)) -> torch.Tensor:
-        """By `add_decoded` or its reference, of some rows -> residual."""
-        paged, residual = self.paged, self.residual[rows].clone()
+    def run(self, function) -> torch.Tensor:
+        """By `add_decoded` or its reference -> residual."""
+        paged, residual = self.paged, self.residual.clone()
         order = torch.arange(len(residual), dtype=torch.int32, device=residual.device)
-        batch = ForwardBatch(
-            self.positions[rows],
-            self.positions[rows],
-            self.slots[rows],
-            paged.decodes(order, self.workspace, rows=rows),
-        )
+        decodes = paged.decodes(order, self.workspace)
+        batch = ForwardBatch(self.positions, self.positions, self.slots, decodes)
         cache = paged.cache(paged.kv.clone())
-        function(residual, self.output, self.qkv[rows].clone(), batch, self.layer, cache)
+        function(residual, self.output, self.qkv.clone(), batch, self.layer, cache)
         return residual
 
 
@@ -345,9 +366,6 @@ def test_add_decoded(shape, biased, dtype, device):
     there = step.paged.context_lens > 0  # nobody looks at the others
     assert_alike(got[there], expected[there], dtype)
     assert torch.isfinite(got).all()
-    if 1 < len(got) <= H100.merging_tokens:  # who merges for each token by itself gives it what it has alone
-        for row in range(len(got)):
-            assert torch.equal(got[row : row + 1], step.run(add_decoded, slice(row, row + 1)))
 
 
 def test_rows_that_share_prefixes(device, dtype):

@@ -147,7 +147,8 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
             seen.add(sort)
             constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= found.constants | {"TILE": found.tiles.keys}
-            constants |= {"CHUNKED": False} if "CHUNKED" in found.kernel.arg_names else {}
+            off = {"CHUNKED", "SPARING"} & {*found.kernel.arg_names}
+            constants |= dict.fromkeys(off, False)
             constants |= {"PLANES": held.planes > 0} | ({} if held.scaled else {"kv_scales": None})
             unused = {"softcap_log2", "sinks", "slopes"} & {*found.kernel.arg_names}
             constants |= dict.fromkeys(unused)

@@ -63,6 +63,7 @@ SPILLS_LIMIT = {
     "hopper_decode_new_split": 0,
     "hopper_decode_beside": 0,
     "hopper_decode_new": 0,
+    "hopper_decode_new_small": 0,
     "hopper_decode_new_plain": 0,
     "hopper_decode_fp12": 0,
     "hopper_decode_64_fp12": 0,
@@ -70,6 +71,7 @@ SPILLS_LIMIT = {
     "hopper_decode_beside_split_fp12": 0,
     "hopper_decode_new_fp12": 0,
     "hopper_decode_new_split_fp12": 0,
+    "hopper_decode_new_small_fp12": 0,
     "hopper_decode_shared": 0,
     "hopper_decode_shared_fp12": 0,
     "hopper_decode_new_group_16": 0,
@@ -160,6 +162,7 @@ LITTLE_SHARED_MEMORY = (
     48 * 1024
 )  # bytes: with more a program has another division of L1 cache and shared memory
 LITTLE = ("decode_new", "decode_new_plain", "decode_new_short", "decode_new_fp12", "decode_new_short_fp12")
+LITTLE += ("hopper_decode_new_small", "hopper_decode_new_small_fp12")
 # What is copied to shared memory as early: by the copy engine a box for each stage of weights, two of a gate
 # and an up; or by each thread 16 bytes of 8 keys and 8 values for each stage, if the cache held them by then.
 COPIES_EARLY = {
@@ -219,7 +222,7 @@ def plain_variants() -> dict[str, Case]:
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
     no_scales: dict[str, object] = {"kv_scales": None}
-    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False}
+    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False, "SPARING": False}
     decode_shape |= {"FIRST": False, "EARLY": decode.EARLY}
     new_rounded = decode_shape | alone | {"NEW": True}
     new = new_rounded | no_scales
@@ -353,7 +356,7 @@ def plain_variants() -> dict[str, Case]:
         "sandwich_norm_parts": (sandwich_norm._sandwich_kernel, gemma | {"PARTS": 4}, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
-    merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64}
+    merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64, "SPARING": False}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
     embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256, "scale": None}
     vocabulary = {"VOCABULARY": 128256}
@@ -455,6 +458,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
     both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
+    both["SPARING"] = False
     shared = both | heads | {"READY": 1, "BRINGS": False}
     both |= dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
@@ -464,12 +468,14 @@ def hopper_decode_variants() -> dict[str, Case]:
         "_beside_split": both | heads | {"READY": 2, "BESIDE": True, "MERGES": False},
         "_new": both | {"NEW": True, "READY": 2},
         "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
+        "_new_small": both
+        | {"NEW": True, "READY": 2, "MERGES": False, "STAGES": hopper_decode.SMALL_STAGES, "SPARING": True},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
         "_shared": shared,
     }
     groups = (("_new", 16), ("_new", 24), ("_shared", 32))
     variants |= {f"{name}_group_{group}": variants[name] | {"GROUP": group} for name, group in groups}
-    as_planes = ("", "_known", "_beside_split", "_new", "_new_split", "_shared")
+    as_planes = ("", "_known", "_beside_split", "_new", "_new_split", "_new_small", "_shared")
     as_planes += tuple(f"{name}_group_{group}" for name, group in groups)
     rounded = {f"{name}_fp12": variants[name] for name in as_planes}
     rounded["_64_fp12"] = variants[""] | {"DIM": 64, "GROUP": 1}
@@ -517,7 +523,7 @@ def few_tokens_variants() -> dict[str, Case]:
             GluonASTSource, kernel, constants, types | result, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
-    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "ADDED": True}
+    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "SPARING": True, "ADDED": True}
     pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= {"context_lens": "*i32"}
     found["split_output"] = Case(

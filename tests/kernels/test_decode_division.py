@@ -12,6 +12,8 @@ from quire.kernels.attention.splits import (
     Division,
     most_tiles,
     plan_division,
+    plan_hopper_splits,
+    plan_small_hopper_splits,
     plan_small_splits,
     plan_splits,
 )
@@ -30,8 +32,10 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
             continue
         for kv_heads in (1, 2, 8, 32):
             for max_tiles in (1, 7, 64, 4096):
-                for plan in (plan_splits, plan_small_splits):
-                    splits = plan(batch, kv_heads, max_tiles)
+                counts = [plan(batch, kv_heads, max_tiles) for plan in (plan_splits, plan_small_splits)]
+                for plan in (plan_hopper_splits, plan_small_hopper_splits):
+                    counts += [plan(batch, kv_heads, head_dim, max_tiles) for head_dim in (64, 128)]
+                for splits in counts:
                     assert 1 <= splits <= max_tiles
                     assert splits == 1 or splits * batch <= capacity
             splits = plan_division(batch, kv_heads, 128, MULTIPROCESSORS, workspace).most

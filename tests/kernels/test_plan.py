@@ -77,7 +77,20 @@ def test_one_token_is_five_kernels_of_which_the_output_projection_merges(gpu: Gp
         "norm, skinny product and silu (linear.skinny)",
         "skinny product and sum (linear.skinny)",
     ]
-    assert made(ops) == {"decode_by": DecodeKernel.SMALL, "splits": 32}
+    by = DecodeKernel.HOPPER_SMALL if gpu.has_dependent_launch else DecodeKernel.SPLIT_SMALL
+    assert made(ops) == {"decode_by": by, "splits": 32}
+
+
+def test_few_rows_of_a_narrow_layer_are_split_in_little_shared_memory() -> None:
+    """Until they fill the device: 256 programs of heads of 128, 512 of 64, and 64 splits of all rows."""
+    small = gated(2048, 32, 8, 8192, cache=CacheSpec(8, 64), output=Matrix(2048, 2048))
+    few_heads = gated(1536, 12, 2, 9216)
+    for tokens, splits in ((2, (16, 16, 16)), (4, (8, 16, 16)), (8, (4, 8, 8)), (16, (2, 4, 4))):
+        for layer, count in zip((QWEN3, small, few_heads), splits, strict=True):
+            chosen = made(plan_layer(hopper, layer, BF16, decodes(tokens)))
+            assert chosen == {"decode_by": DecodeKernel.HOPPER_SMALL, "splits": count}
+    capped = replace(QWEN3, plain=False)
+    assert made(plan_layer(hopper, capped, BF16, decodes(4)))["decode_by"] is DecodeKernel.SPLIT_SMALL
 
 
 @each_gpu

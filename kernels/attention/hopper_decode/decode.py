@@ -58,6 +58,10 @@ LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes
 # A stage is filled again as soon as it has been read. Of 256 rows of 1,024 keys 2, 3, 4 stages bring 3.00,
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
+# Of few rows in many splits, each of a tile or a few: with one a program takes less than 48 KiB, as
+# `attention.decode` wants it behind kernels that take little. A layer of 8 and of 16 rows of Qwen3-0.6B takes
+# 26.9 and 34.6 µs on an H100, with two 29.6 and 37.5.
+SMALL_STAGES = 1
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
@@ -91,7 +95,7 @@ def _kernel(
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
     GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
     STAGES: gl.constexpr, PLANES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
-    MERGES: gl.constexpr, BRINGS: gl.constexpr,
+    MERGES: gl.constexpr, SPARING: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
     """Attend as `attention.decode_kernel`: one split of a row's context for one kv head.
 
@@ -124,7 +128,18 @@ def _kernel(
         cascade = gl.load(cascade_of + index)
         shared_len = gl.load(shared_lens + cascade, mask=cascade >= 0, other=0)
     first_key, first_tile, tiles, split_tiles, splits = divide(
-        context_len, shared_len, window, order, context_lens, place, parts, long_rows, undivided, TILE, MERGES
+        context_len,
+        shared_len,
+        window,
+        order,
+        context_lens,
+        place,
+        parts,
+        long_rows,
+        undivided,
+        TILE,
+        MERGES,
+        SPARING,
     )
     if split >= gl.maximum(splits, 1):  # a row's first split waits for the kernels ahead, so this need not
         if BESIDE:
@@ -354,14 +369,17 @@ def hopper_decode(
     splits: int,
     prefixes: tuple[Tensor | None, ...],
     ready: int,
+    stages: int,
     *,
     new: bool,
     beside: bool,
+    sparing: bool = False,
 ) -> None:
     """Do the same as `attention.decode.decode_splits` of what is supported.
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
     `prefixes`: cascade_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
+    stages: STAGES or SMALL_STAGES. sparing: see `attention.splits.least_tiles`.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size, planes = cache.kv_heads, cache.block_size, cache.format.planes > 0
@@ -377,8 +395,8 @@ def hopper_decode(
         batch.context_lens, batch.order, *prefixes, *division, division.most, layer.scale * LOG2_E,
         layer.window, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:3], *words(cache.scales),
         *heads,
-        GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=STAGES,
-        PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges,
+        GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=stages,
+        PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges, SPARING=sparing,
         BRINGS=count * programs <= BRINGS_UP_TO,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from quire.kernels.attention.splits import least_tiles
+
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
 # tiles, and a third longer than the row that is three eighths of all down, as padding comes last, if they are
 # before that one. 32 rows of about 450 keys, the longest 2,048, take 47 µs a layer of Qwen3-0.6B on an H100,
@@ -49,7 +51,7 @@ def part_of_group(program: gl.tensor, GROUP: gl.constexpr, PROGRAMS: gl.constexp
 def divide(
     context_len: gl.tensor, shared_len: gl.tensor, window: gl.tensor, order: gl.tensor,
     context_lens: gl.tensor, place: gl.tensor, parts: gl.tensor, long_rows: gl.tensor,
-    undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr,
+    undivided: gl.tensor, TILE: gl.constexpr, MERGES: gl.constexpr, SPARING: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """Return a row's first visible key behind what it shares, its tile, tiles, those in a split, splits.
 
@@ -60,7 +62,7 @@ def divide(
     first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
-    split_tiles = gl.maximum(gl.cdiv(tiles, parts), 1)
+    split_tiles = gl.maximum(gl.cdiv(tiles, parts), least_tiles(tiles, SPARING))
     if MERGES:
         usual = gl.load(context_lens + gl.load(order + long_rows))
         whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)
