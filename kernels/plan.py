@@ -26,13 +26,12 @@ def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning = H100) -> int
     """Return up to how many tokens the layer is quicker with norms and sums in the products' kernels."""
     if not layer.gated or not gpu.has_kernels:
         return 0
-    narrow = layer.qkv.inputs <= tuning.fused_columns
     matrices = ((layer.qkv, False), (layer.output, False), (layer.up, True), (layer.down, False))
     fit = all(
         matrix is None or skinny.supports(gpu, layer.dtype, 1, matrix, gated=gated)
         for matrix, gated in matrices
     )
-    return skinny.MOST_TOKENS if narrow and fit else 1
+    return skinny.most_tokens(gpu, layer.dtype, layer.qkv.inputs, tuning) if fit else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
     Recipe(
         "K, V and attention in one kernel in many splits, merged",
         _decodes_new,
-        lambda case: case.fused and _few_rows(case),
+        lambda case: _few_rows(case) and (case.fused or case.layer.cache.head_dim < 128),
         _attend_few,
     ),
     Recipe(

@@ -132,9 +132,9 @@ def plan_add_normed_linear(
 def _product(
     gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning, *, gated: bool = False
 ) -> Product:
-    narrow = weight.inputs <= tuning.fused_columns
     fits = skinny.supports(gpu, dtype, 1, weight, gated=gated)
-    fused = gpu.has_kernels and tokens <= (skinny.MOST_TOKENS if narrow and fits else 1)
+    most = skinny.most_tokens(gpu, dtype, weight.inputs, tuning) if fits else 1
+    fused = gpu.has_kernels and tokens <= most
     return Product(gpu, dtype, tokens, weight, tuning, fused)
 
 

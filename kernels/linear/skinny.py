@@ -16,6 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
+from quire.kernels.linear import hopper_stream
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.tuning import Tuning
 
@@ -139,6 +140,13 @@ def supports(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, *, gated
         and weight.inputs % (WARPS * CHUNK) == 0
         and weight.outputs % (2 * ROWS if gated else ROWS) == 0
     )
+
+
+def most_tokens(gpu: Gpu, dtype: torch.dtype, columns: int, tuning: Tuning) -> int:
+    """Return up to how many tokens of dtype and so many columns are quicker here than elsewhere."""
+    if hopper_stream.supports(gpu, dtype):
+        return tuning.streamed_tokens if columns <= tuning.streamed_columns else 1
+    return MOST_TOKENS if columns <= tuning.fused_columns else 1
 
 
 def prefers_one(weight: Matrix, tuning: Tuning) -> bool:

@@ -81,14 +81,20 @@ def test_one_token_is_five_kernels_of_which_the_output_projection_merges(gpu: Gp
     assert made(ops) == {"decode_by": by, "splits": 32}
 
 
-def test_few_rows_of_a_narrow_layer_are_split_in_little_shared_memory() -> None:
-    """Until they fill the device: 256 programs of heads of 128, 512 of 64, and 64 splits of all rows."""
-    small = gated(2048, 32, 8, 8192, cache=CacheSpec(8, 64), output=Matrix(2048, 2048))
-    few_heads = gated(1536, 12, 2, 9216)
-    for tokens, splits in ((2, (16, 16, 16)), (4, (8, 16, 16)), (8, (4, 8, 8)), (16, (2, 4, 4))):
-        for layer, count in zip((QWEN3, small, few_heads), splits, strict=True):
+def test_few_rows_are_split_in_little_shared_memory() -> None:
+    """Where norms are fused or heads are small, until they fill the device, and up to 64 splits of all rows.
+
+    That takes 256 programs of heads of 128, twice as many of 64.
+    """
+    small_heads = gated(2048, 32, 8, 8192, cache=CacheSpec(8, 64), output=Matrix(2048, 2048))
+    for layer, counts in (
+        (QWEN3, {2: 16, 4: 8, 8: 4}),
+        (small_heads, {1: 32, 2: 16, 4: 16, 8: 8, 16: 4, 32: 2}),
+    ):
+        for tokens, splits in counts.items():
             chosen = made(plan_layer(hopper, layer, BF16, decodes(tokens)))
-            assert chosen == {"decode_by": DecodeKernel.HOPPER_SMALL, "splits": count}
+            assert chosen == {"decode_by": DecodeKernel.HOPPER_SMALL, "splits": splits}
+    assert made(plan_layer(hopper, QWEN3, BF16, decodes(16))) == {"decode_by": DecodeKernel.HOPPER}
     capped = replace(QWEN3, plain=False)
     assert made(plan_layer(hopper, capped, BF16, decodes(4)))["decode_by"] is DecodeKernel.SPLIT_SMALL
 
@@ -119,12 +125,16 @@ def test_one_token_of_a_wide_layer_is_multiplied_by_vectors(gpu: Gpu) -> None:
 
 @each_gpu
 def test_few_tokens_are_fused_in_narrow_layers_only(gpu: Gpu) -> None:
-    for tokens in (2, 16):
+    streams = gpu.has_warpgroup_products
+    most = 8 if streams else 16
+    for tokens in (2, most):
         narrow, wide = (plan_layer(gpu, layer, BF16, decodes(tokens)) for layer in (QWEN3, LLAMA))
         assert narrow.project_in.name == "norm and skinny product (linear.skinny)"
         assert narrow.project_in.run.keywords["by"] is linear_of_few  # type: ignore[attr-defined]
         assert "skinny" not in " ".join(names(wide)) and "gemv" not in " ".join(names(wide))
-    assert "skinny" not in " ".join(names(plan_layer(gpu, QWEN3, BF16, decodes(17))))
+    assert "skinny" not in " ".join(names(plan_layer(gpu, QWEN3, BF16, decodes(most + 1))))
+    between = gated(2048, 16, 8, 6144)  # Qwen3-1.7B
+    assert ("skinny" in " ".join(names(plan_layer(gpu, between, BF16, decodes(2))))) != streams
 
 
 @each_gpu
