@@ -37,7 +37,7 @@ from quire.loadtest.device_time import capture, replay_seconds
 COPY_BANDWIDTH = 3.03e12  # bytes per second of a device copy on an H100 80GB HBM3
 COLD_BYTES = 128 << 20  # more than twice the L2 cache
 TOKENS = (1, 32, 256, 8192)
-FEW_TOKENS = (1, 8, 16)
+FEW_TOKENS = (1, 8)
 REPLAYS = 5
 
 

@@ -62,7 +62,7 @@ class Attending:
 
     @property
     def small_by(self) -> DecodeKernel:
-        """Return the same of programs in little shared memory."""
+        """Return which kernel in little shared memory attends from few rows."""
         hopper = self.decode_by is DecodeKernel.HOPPER
         return DecodeKernel.HOPPER_SMALL if hopper else DecodeKernel.SPLIT_SMALL
 
@@ -94,6 +94,10 @@ def _decodes_new(case: Attending) -> bool:
 
 def _few_rows(case: Attending) -> bool:
     return runs_at_once(case.step.decodes, case.layer.cache.heads)
+
+
+def _has_small_heads(case: Attending) -> bool:
+    return case.small_by is DecodeKernel.HOPPER_SMALL and case.layer.cache.head_dim < 128
 
 
 def _prefers_unmerged(case: Attending) -> bool:
@@ -128,7 +132,7 @@ ATTEND: tuple[Recipe[Attending, Attend], ...] = (
     Recipe(
         "K, V and attention in one kernel in many splits, merged",
         _decodes_new,
-        lambda case: _few_rows(case) and (case.fused or case.layer.cache.head_dim < 128),
+        lambda case: _few_rows(case) and (case.fused or _has_small_heads(case)),
         _attend_few,
     ),
     Recipe(

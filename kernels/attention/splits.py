@@ -16,7 +16,7 @@ from quire.kernels.launch import dependent_launch
 MAX_SPLITS = 64
 PART = 32  # dimensions of a head that a warp merges: the warps of a head need not wait for each other
 MAX_SMALL_SPLITS = 32  # as far as measured
-MOST_SPLITS_OF_ALL = 64  # rows together
+CHEAP_SPLITS = 16  # of a row, to merge
 FULL_DEVICE = 256  # programs: about two on every multiprocessor
 LONG_ROW_SPLITS = 3
 # Of rows that do not run at once with the others: more than FEW where so many parts fill at most half the
@@ -123,9 +123,17 @@ def plan_hopper_splits(batch: int, programs: int, head_dim: int, max_tiles: int)
 
 
 def plan_small_hopper_splits(batch: int, programs: int, head_dim: int, max_tiles: int) -> int:
-    """Return that of the same in little shared memory: what merges takes a good part of a quick layer."""
-    splits = plan_hopper_splits(batch, programs, head_dim, max_tiles)
-    return min(splits, MAX_SMALL_SPLITS // min(batch, 2), max(MOST_SPLITS_OF_ALL // batch, 1))
+    """Return that of the same in little shared memory.
+
+    Merging takes a good part of a quick layer: heads of 64, too, have more than FULL_DEVICE programs only in
+    up to CHEAP_SPLITS of a row, and one row more than MAX_SMALL_SPLITS only if these leave most of the device
+    idle.
+    """
+    at_once = batch * programs
+    most = max(FULL_DEVICE // at_once, CHEAP_SPLITS)
+    if at_once * MAX_SMALL_SPLITS >= FULL_DEVICE // 2:
+        most = min(most, MAX_SMALL_SPLITS)
+    return min(plan_hopper_splits(batch, programs, head_dim, max_tiles), most)
 
 
 def plan_division(
@@ -192,7 +200,7 @@ def least_tiles(tiles: tl.tensor, SPARING: tl.constexpr) -> tl.tensor:
 
     SPARING: each program of the output projection merges the splits for itself, in a time that grows with
     them. Of 1,000 and 2,000 keys one token of Qwen3-0.6B takes 22.3 and 25.8 µs a layer on an H100 in as many
-    splits as tiles, 20.7 and 22.5 in 8 and 12.
+    splits as tiles, 20.7 and 22.5 in 8 and 11.
     """
     if SPARING:
         return 1 + (tiles >= 14).to(tl.int32) + (tiles >= 32).to(tl.int32) + (tiles >= 56).to(tl.int32)

@@ -39,7 +39,7 @@ MULTIPROCESSORS = 132
 WARPGROUP = gl.constexpr(64)  # rows of a tile that the tensor cores multiply at least
 CHUNK = 128  # columns: what a row gives at a time
 MOST_SPLITS = 4
-EVEN = 0.8  # of the multiprocessors' time, that programs of many tokens fill at least
+EVEN = 0.8  # of the multiprocessors' time: programs of many tokens that fill less in several rounds are slow
 WHOLE = 241  # tokens from which a tile of 256 wastes less than it gains
 
 

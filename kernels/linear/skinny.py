@@ -143,7 +143,10 @@ def supports(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, *, gated
 
 
 def most_tokens(gpu: Gpu, dtype: torch.dtype, columns: int, tuning: Tuning) -> int:
-    """Return up to how many tokens of dtype and so many columns are quicker here than elsewhere."""
+    """Return up to how many tokens of dtype and so many columns are quicker here than elsewhere.
+
+    Biased output projections, which `linear.hopper_stream` does not take, are too rare to ask for.
+    """
     if hopper_stream.supports(gpu, dtype):
         return tuning.streamed_tokens if columns <= tuning.streamed_columns else 1
     return MOST_TOKENS if columns <= tuning.fused_columns else 1

@@ -296,8 +296,8 @@ def test_the_operation_fuses_few_rows(full_device, shape, device, dtype, monkeyp
         assert torch.equal(got[0], fused)
 
 
-# (tokens' context lengths, q heads, kv heads, head dim, window, outputs): projections that merge splits
-# themselves, of one round of them, several and ragged ones, and such as do not
+# (tokens' context lengths, q heads, kv heads, head dim, window, outputs): projections that merge a token's
+# splits themselves, of one round of them, several and ragged ones, and such as do not
 OUTPUT_SHAPES = [
     ([1], 4, 2, 64, 0, 64),
     ([LONG], 8, 4, 128, 0, 24),
@@ -309,6 +309,9 @@ OUTPUT_SHAPES = [
     ([LONG], 3, 1, 64, 0, 40),
     ([LONG], 4, 2, 64, 0, 30),
 ]
+if torch.cuda.is_available():  # the last three have splits of two tiles, of three and of four
+    OUTPUT_SHAPES += [([0], 8, 2, 64, 0, 64), ([700], 8, 4, 128, 0, 64), ([1500], 16, 8, 128, 100, 64)]
+    OUTPUT_SHAPES += [([length], 16, 8, 128, 0, 64) for length in (1500, 2100, 3700)]
 
 
 class Output:

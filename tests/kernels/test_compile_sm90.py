@@ -89,6 +89,7 @@ SPILLS_LIMIT = {
     "hopper_linear_gated_64": 0,
     "hopper_linear_gated_128": 0,
     "hopper_linear_gated_256": 0,
+    "hopper_linear_gated_paired_128": 0,
     "hopper_linear_parts_32": 0,
     "hopper_linear_parts_64": 0,
     "hopper_linear_narrow_64": 0,
@@ -258,7 +259,7 @@ def plain_variants() -> dict[str, Case]:
         ),
         "decode_new_short": (
             decode_kernel.decode_kernel,
-            new | {"FIRST": True, "EARLY": 0},
+            new | {"FIRST": True, "EARLY": 0, "SPARING": True},
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_beside": (
@@ -556,6 +557,7 @@ def hopper_linear_variants() -> dict[str, Case]:
         "gated_64": (64, 28672, 4096, True, False),
         "gated_128": (128, 28672, 4096, True, False),
         "gated_256": (256, 28672, 4096, True, False),
+        "gated_paired_128": (128, 17920, 1536, True, False),
         "parts_32": (32, 4096, 14336, False, True),
         "parts_64": (64, 4096, 14336, False, True),
         "narrow_64": (64, 4096, 1024, False, False),

@@ -228,6 +228,22 @@ def test_a_tile_of_256_tokens_takes_nearly_as_many():
         assert warps_of(tiles) == 8
 
 
+def test_many_tokens_leave_few_multiprocessors_idle():
+    """Weights of Qwen2.5-1.5B, Qwen3-4B, Starcoder2 3B and Llama-3.2-1B, whose programs are 128 to 192."""
+    for outputs, columns in ((17920, 1536), (19456, 2560)):
+        assert tiling(256, outputs, columns, gated=True, divided=False) is None
+        # Two programs on each.
+        tiles = tiling(128, outputs, columns, gated=True, divided=False)
+        assert tiles == Tiling(tokens=128, rows=128, chunk=64, stages=3, splits=1)
+    tiles = tiling(256, 16384, 2048, gated=True, divided=False)
+    assert tiles == Tiling(tokens=256, rows=128, chunk=64, stages=4, splits=1)
+    assert tiling(256, 6144, 2560, gated=False, divided=False) is None
+    assert tiling(256, 3072, 3072, gated=False, divided=True) is None
+    # Larger tiles, which are one for each at most.
+    assert tiling(192, 3584, 3072, gated=False, divided=False) == Tiling(64, 128, 128, 4, 1)
+    assert tiling(128, 3584, 3072, gated=False, divided=False) == Tiling(64, 64, 128, 6, 1)
+
+
 def test_few_tokens_and_small_models_weights_are_cut_as_was_quickest():
     """Those of Gemma 3 1B, Qwen3-0.6B and Llama-3.2-1B: qkv, output, down, and gate and up."""
     assert tiling(8, 1536, 1152, gated=False, divided=False) == Tiling(16, 64, 128, 9, 1)
@@ -309,12 +325,14 @@ CHUNKS_OF_64 = st.integers(1, 300).map(lambda n: n * 64)
     st.sampled_from([(True, False), (False, True), (False, False)]),
 )
 @example(8, 16896, 512, (False, True))  # whose tiles alone are more programs than fit at once
+@example(129, 2176, 128, (True, False))
+@example(256, 3072, 3072, (False, True))
 def test_tiles_cover_a_product_and_fit_shared_memory(count, outputs, columns, kind):
     gated, divided = kind
     tiles = tiling(count, outputs, columns, gated=gated, divided=divided)
     wide = outputs * columns >= WIDE
     fits = outputs % (64 if wide else 32) == 0 and columns % CHUNK == 0
-    if count <= (64 if wide else 256):
+    if count <= (64 if wide else 128):
         assert (tiles is not None) == fits
     elif count > (128 if wide and not (gated and count > 240) else 256) or not fits:
         assert tiles is None

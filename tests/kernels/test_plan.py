@@ -82,10 +82,7 @@ def test_one_token_is_five_kernels_of_which_the_output_projection_merges(gpu: Gp
 
 
 def test_few_rows_are_split_in_little_shared_memory() -> None:
-    """Where norms are fused or heads are small, until they fill the device, and up to 64 splits of all rows.
-
-    That takes 256 programs of heads of 128, twice as many of 64.
-    """
+    """Where norms are fused or heads are small, until 256 programs fill the device, 512 of heads of 64."""
     small_heads = gated(2048, 32, 8, 8192, cache=CacheSpec(8, 64), output=Matrix(2048, 2048))
     for layer, counts in (
         (QWEN3, {2: 16, 4: 8, 8: 4}),
@@ -95,6 +92,13 @@ def test_few_rows_are_split_in_little_shared_memory() -> None:
             chosen = made(plan_layer(hopper, layer, BF16, decodes(tokens)))
             assert chosen == {"decode_by": DecodeKernel.HOPPER_SMALL, "splits": splits}
     assert made(plan_layer(hopper, QWEN3, BF16, decodes(16))) == {"decode_by": DecodeKernel.HOPPER}
+    few_heads = gated(896, 14, 2, 4864, cache=CacheSpec(2, 64), output=Matrix(896, 896))  # Qwen2.5-0.5B
+    for tokens, splits in ((4, 32), (16, 16), (33, 7), (64, 4)):
+        assert made(plan_layer(hopper, few_heads, BF16, decodes(tokens)))["splits"] == splits
+    half_idle = gated(8192, 8, 1, 3584)  # a rank's of Llama-70B of eight
+    assert made(plan_layer(hopper, half_idle, BF16, decodes(1)))["splits"] == 64
+    wide = gated(4096, 64, 8, 14336, cache=CacheSpec(8, 64), output=Matrix(4096, 4096))
+    assert made(plan_layer(GPUS[80], wide, BF16, decodes(4))) == {"decode_by": DecodeKernel.SPLIT}
     capped = replace(QWEN3, plain=False)
     assert made(plan_layer(hopper, capped, BF16, decodes(4)))["decode_by"] is DecodeKernel.SPLIT_SMALL
 

@@ -59,8 +59,8 @@ LEAST_BLOCK = 16  # tokens: no smaller blocks were tried; the plain kernel takes
 # 2.96, 2.89 TB/s on an H100.
 STAGES = 2
 # Of few rows in many splits, each of a tile or a few: with one a program takes less than 48 KiB, as
-# `attention.decode` wants it behind kernels that take little. A layer of 8 and of 16 rows of Qwen3-0.6B takes
-# 26.9 and 34.6 µs on an H100, with two 29.6 and 37.5.
+# `attention.decode` wants it behind kernels that take little. A layer of 4 and of 8 rows of Qwen3-0.6B takes
+# 22.9 and 26.9 µs on an H100, with two 25.9 and 29.6.
 SMALL_STAGES = 1
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
