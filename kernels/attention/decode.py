@@ -182,20 +182,9 @@ def decode_splits(
         stages = hopper.SMALL_STAGES if by is DecodeKernel.HOPPER_SMALL else hopper.STAGES
         ready = {DecodeMode.AFTER: 0, DecodeMode.KNOWN: 1}.get(mode, 2)
         hopper.hopper_decode(
-            q,
-            out,
-            batch,
-            layer,
-            cache,
-            workspace,
-            splits,
-            prefixes,
-            ready,
-            stages,
-            new=new,
-            beside=beside,
-            sparing=sparing,
-        )
+            q, out, batch, layer, cache, workspace, splits, prefixes, ready, stages,
+            new=new, beside=beside, sparing=sparing,
+        )  # fmt: skip
     else:
         launch = dependent_launch(q.device)
         heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)

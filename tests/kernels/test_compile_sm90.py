@@ -454,7 +454,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     pointers |= dict.fromkeys(("arrivals", "block_tables", "rows", "context_lens", "order"), "*i32")
     pointers |= dict.fromkeys(("cascade_of", "shared_lens"), "*i32")
     types = pointers | {"scale_log2": "fp32", "eps": "fp32"}
-    strides = [name for name in hopper_decode._kernel.arg_names if name.endswith("_stride")]
+    strides = [name for name in hopper_decode.decode_kernel.arg_names if name.endswith("_stride")]
     no_scales: dict[str, object] = {"kv_scales": None}
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
@@ -486,7 +486,7 @@ def hopper_decode_variants() -> dict[str, Case]:
         planes = name.endswith("fp12")
         cache = {"kv": "*i16", "kv_scales": "*i32"} if planes else {}
         found[f"hopper_decode{name}"] = Case(
-            GluonASTSource, hopper_decode._kernel, constants | {"PLANES": planes}, types | cache,
+            GluonASTSource, hopper_decode.decode_kernel, constants | {"PLANES": planes}, types | cache,
             (*pointers, "kv_scales", *strides), {"num_warps": 4},
         )  # fmt: skip
     return found
