@@ -169,7 +169,7 @@ def decode_splits(
         prefixes = (shared.cascade_of, shared.lens, workspace.prefix.partials, workspace.prefix.lse)
     elif splits is None and by_hopper:
         programs = num_kv_heads * hopper.programs_of_group(group)
-        splits = plan_hopper_splits(count, programs, head_dim, max_tiles)
+        splits = plan_hopper_splits(count, programs, dim, max_tiles)
     elif splits is None:
         splits = plan_splits(count, num_kv_heads, max_tiles)
     if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():

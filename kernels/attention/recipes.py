@@ -70,11 +70,12 @@ class Attending:
     def small_splits(self) -> int:
         """Return how many splits of a row fill the device with programs of `small_by`."""
         layer, cache, step = self.layer, self.layer.cache, self.step
+        dim = triton.next_power_of_2(cache.head_dim)
         if self.small_by is DecodeKernel.HOPPER_SMALL:
             programs = cache.heads * hopper_decode.programs_of_group(layer.group)
             tiles = most_tiles(step.longest_context, cache.window, hopper_decode.TILE)
-            return plan_small_hopper_splits(step.decodes, programs, cache.head_dim, tiles)
-        tile = tile_keys(triton.next_power_of_2(cache.head_dim), layer.dtype.itemsize)
+            return plan_small_hopper_splits(step.decodes, programs, dim, tiles)
+        tile = tile_keys(dim, layer.dtype.itemsize)
         tiles = most_tiles(step.longest_context, cache.window, tile)
         return plan_small_splits(step.decodes, cache.heads, tiles)
 
@@ -97,7 +98,7 @@ def _few_rows(case: Attending) -> bool:
 
 
 def _has_small_heads(case: Attending) -> bool:
-    return case.small_by is DecodeKernel.HOPPER_SMALL and case.layer.cache.head_dim < 128
+    return case.small_by is DecodeKernel.HOPPER_SMALL and case.layer.cache.head_dim <= 64
 
 
 def _prefers_unmerged(case: Attending) -> bool:

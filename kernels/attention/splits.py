@@ -113,16 +113,16 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
     return max(splits if splits >= 4 else 1, plan_splits(batch, num_kv_heads, max_tiles))
 
 
-def plan_hopper_splits(batch: int, programs: int, head_dim: int, max_tiles: int) -> int:
+def plan_hopper_splits(batch: int, programs: int, dim: int, max_tiles: int) -> int:
     """Return that of `attention.hopper_decode`, with so many programs for a split of a row.
 
-    Those of heads of 64 take half as much of a multiprocessor.
+    dim: a head's, up to a power of two. Those of heads of 64 take half as much of a multiprocessor.
     """
-    full = FULL_DEVICE * 128 // head_dim
+    full = FULL_DEVICE * 128 // dim
     return max(min(full // (batch * programs), MAX_SPLITS, max_tiles), 1)
 
 
-def plan_small_hopper_splits(batch: int, programs: int, head_dim: int, max_tiles: int) -> int:
+def plan_small_hopper_splits(batch: int, programs: int, dim: int, max_tiles: int) -> int:
     """Return that of the same in little shared memory.
 
     Merging takes a good part of a quick layer: heads of 64, too, have more than FULL_DEVICE programs only in
@@ -133,11 +133,11 @@ def plan_small_hopper_splits(batch: int, programs: int, head_dim: int, max_tiles
     most = max(FULL_DEVICE // at_once, CHEAP_SPLITS)
     if at_once * MAX_SMALL_SPLITS >= FULL_DEVICE // 2:
         most = min(most, MAX_SMALL_SPLITS)
-    return min(plan_hopper_splits(batch, programs, head_dim, max_tiles), most)
+    return min(plan_hopper_splits(batch, programs, dim, max_tiles), most)
 
 
 def plan_division(
-    batch: int, num_kv_heads: int, head_dim: int, multiprocessors: int, workspace: DecodeWorkspace
+    batch: int, num_kv_heads: int, dim: int, multiprocessors: int, workspace: DecodeWorkspace
 ) -> Division:
     """Return how a batch is divided whose rows have one program for each kv head, but for some."""
     programs = batch * num_kv_heads
@@ -148,7 +148,7 @@ def plan_division(
         return Division(long_rows, 1, batch, 1)  # so many are work enough until the last one is done
     room = max(len(workspace.lse) // batch, 1)
     long_splits = min(LONG_ROW_SPLITS, room)
-    at_once = RESIDENT * 128 // head_dim * multiprocessors
+    at_once = RESIDENT * 128 // dim * multiprocessors
     left = programs - at_once
     if not 0 < left <= at_once // 2:
         return Division(long_rows, long_splits, batch, 1)

@@ -54,9 +54,16 @@ LARGE_GROUPS = [
     (48, 2, 128, 32, 20, True, True),
     (32, 1, 64, 64, 0, False, False),
 ]
+# Heads that Hopper's programs hold as ones of 64 or 128.
+PADDED_HEADS = [
+    (4, 4, 96, 16, 0, True, True),
+    (32, 1, 72, 64, 0, True, True),
+    (3, 1, 112, 16, 20, True, False),
+    (6, 2, 48, 16, 0, False, True),
+]
 if torch.cuda.is_available():
-    SHAPES += LARGE_GROUPS
-    SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS)
+    SHAPES += LARGE_GROUPS + PADDED_HEADS
+    SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS + PADDED_HEADS)
 LARGE = range(11, len(SHAPES))
 LONG_IN_LARGE_GROUPS = [SHAPES[i] for i in LARGE if SHAPES[i][4] == 0]  # by a window no row is long
 
@@ -203,15 +210,18 @@ def test_fused_kernel_equals_the_references(shape, splits, dtype, device):
     assert torch.all(out[empty] == UNTOUCHED) and torch.isfinite(out[~empty]).all()
 
 
-@pytest.mark.parametrize(
-    ("shape", "splits", "dtype"),
-    with_dtypes(
-        (shape, splits)
-        for shape in ((4, 2, 64, 32, 0, True, True), (8, 2, 128, 16, 100, True, False))
-        for splits in ((2, 16) if torch.cuda.is_available() else (2,))
-    ),
-)
-@pytest.mark.parametrize("held", [None, FP12])
+# (shape, splits, format)
+LITTLE = [
+    (shape, splits, held)
+    for shape in ((4, 2, 64, 32, 0, True, True), (8, 2, 128, 16, 100, True, False))
+    for splits in ((2, 16) if torch.cuda.is_available() else (2,))
+    for held in (None, FP12)
+]
+if torch.cuda.is_available():  # fp12 has no heads of such sizes
+    LITTLE += [(shape, splits, None) for shape in PADDED_HEADS for splits in (2, 16)]
+
+
+@pytest.mark.parametrize(("shape", "splits", "held", "dtype"), with_dtypes(LITTLE))
 def test_splits_in_little_shared_memory(shape, splits, held, dtype, device):
     """Each of one tile, or of several that take turns in it."""
     step = Step(shape, dtype, device, longest=1300 if device.type == "cuda" else LONG)

@@ -72,6 +72,9 @@ SPILLS_LIMIT = {
     "hopper_decode_new_fp12": 0,
     "hopper_decode_new_split_fp12": 0,
     "hopper_decode_new_small_fp12": 0,
+    "hopper_decode_known_96": 0,
+    "hopper_decode_new_96": 0,
+    "hopper_decode_new_small_96": 0,
     "hopper_decode_shared": 0,
     "hopper_decode_shared_fp12": 0,
     "hopper_decode_new_group_16": 0,
@@ -457,9 +460,9 @@ def hopper_decode_variants() -> dict[str, Case]:
     strides = [name for name in hopper_decode.decode_kernel.arg_names if name.endswith("_stride")]
     no_scales: dict[str, object] = {"kv_scales": None}
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
-    both = {"GROUP": 4, "DIM": 128, "TILE": hopper_decode.TILE, "STAGES": hopper_decode.STAGES}
-    both |= {"BLOCK_SIZE": 16, "NEW": False, "BESIDE": False, "MERGES": True, "BRINGS": True}
-    both["SPARING"] = False
+    both = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": hopper_decode.TILE}
+    both |= {"STAGES": hopper_decode.STAGES, "BLOCK_SIZE": 16, "NEW": False, "BESIDE": False}
+    both |= {"MERGES": True, "BRINGS": True, "SPARING": False}
     shared = both | heads | {"READY": 1, "BRINGS": False}
     both |= dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
@@ -479,7 +482,8 @@ def hopper_decode_variants() -> dict[str, Case]:
     as_planes = ("", "_known", "_beside_split", "_new", "_new_split", "_new_small", "_shared")
     as_planes += tuple(f"{name}_group_{group}" for name, group in groups)
     rounded = {f"{name}_fp12": variants[name] for name in as_planes}
-    rounded["_64_fp12"] = variants[""] | {"DIM": 64, "GROUP": 1}
+    rounded["_64_fp12"] = variants[""] | {"HEAD_DIM": 64, "DIM": 64, "GROUP": 1}
+    variants |= {f"{name}_96": variants[name] | {"HEAD_DIM": 96} for name in ("_known", "_new", "_new_small")}
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():

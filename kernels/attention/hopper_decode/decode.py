@@ -45,13 +45,14 @@ def programs_of_group(group: int) -> int:
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
     """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants dependent launches, 16-bit numbers, heads of 64 or 128 in groups of up to 32, and blocks of 16 or
-    more.
+    It wants dependent launches, 16-bit numbers, heads of up to 128 in groups of up to 32, and blocks of 16 or
+    more. A multiple of 8 is copied in pieces of 16 bytes; heads of 32 and less were not tried.
     """
     return (
         gpu.has_dependent_launch
         and dtype.itemsize == 2
-        and head_dim in (64, 128)
+        and 32 < head_dim <= 128
+        and head_dim % 8 == 0
         and programs_of_group(group) <= MOST_PROGRAMS
         and block_size >= LEAST_BLOCK
     )
@@ -62,7 +63,7 @@ def supports(
 ) -> bool:
     """Tell whether `hopper_decode` takes such query heads, as `takes_heads`, and a cache.
 
-    Both are of one type, or the heads in bf16 and the cache of planes.
+    Both are of one type, or the heads in bf16 and the cache of planes, which are of heads of 64 or 128.
     """
     alike = held.dtype == dtype or (dtype == torch.bfloat16 and held.planes > 0)
     return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
@@ -91,6 +92,7 @@ def hopper_decode(
     stages: STAGES or SMALL_STAGES. sparing: see `attention.splits.least_tiles`.
     """
     num_q_heads, head_dim = q.shape[1:]
+    dim = triton.next_power_of_2(head_dim)
     num_kv_heads, block_size, planes = cache.kv_heads, cache.block_size, cache.format.planes > 0
     heads = (layer.rope, layer.q_norm, layer.k_norm, layer.eps) if new else (None, None, None, 0.0)
     kv = cache.kv.view(torch.int16) if planes else cache.kv  # words of planes
@@ -98,14 +100,14 @@ def hopper_decode(
     programs = num_kv_heads * programs_of_group(num_q_heads // num_kv_heads)
     division = Division(count if splits > 1 else 0, splits, count, 1)
     if merges and prefixes[0] is None:
-        division = plan_division(count, programs, head_dim, gpu_of(q.device).multiprocessors, workspace)
+        division = plan_division(count, programs, dim, gpu_of(q.device).multiprocessors, workspace)
     decode_kernel[programs, division.programs(count)](
         out, workspace.partials, workspace.lse, workspace.arrivals, q, kv, batch.block_tables, batch.rows,
         batch.context_lens, batch.order, *prefixes, *division, division.most, layer.scale * LOG2_E,
         layer.window, q.stride(0), batch.block_tables.stride(0), *kv.stride()[:3], *words(cache.scales),
         *heads,
-        GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, DIM=head_dim, TILE=TILE, STAGES=stages,
-        PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges, SPARING=sparing,
+        GROUP=num_q_heads // num_kv_heads, BLOCK_SIZE=block_size, HEAD_DIM=head_dim, DIM=dim, TILE=TILE,
+        STAGES=stages, PLANES=planes, NEW=new, READY=ready, BESIDE=beside, MERGES=merges, SPARING=sparing,
         BRINGS=count * programs <= BRINGS_UP_TO,
         num_warps=WARPS.value, launch_pdl=True,
     )  # fmt: skip

@@ -64,13 +64,14 @@ def decode_kernel(
     q_stride: gl.tensor, table_stride: gl.tensor, block_stride: gl.tensor, part_stride: gl.tensor,
     head_stride: gl.tensor, kv_scales: gl.tensor, scale_block_stride: gl.tensor, scale_head_stride: gl.tensor,
     rope: gl.tensor, q_norm: gl.tensor, k_norm: gl.tensor, eps: gl.tensor,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, DIM: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, PLANES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr, BESIDE: gl.constexpr,
-    MERGES: gl.constexpr, SPARING: gl.constexpr, BRINGS: gl.constexpr,
+    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, DIM: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, PLANES: gl.constexpr, NEW: gl.constexpr, READY: gl.constexpr,
+    BESIDE: gl.constexpr, MERGES: gl.constexpr, SPARING: gl.constexpr, BRINGS: gl.constexpr,
 ) -> None:  # fmt: skip
     """Attend as `attention.decode_kernel`: one split of a row's context for one kv head.
 
-    Of a group of more heads than LANES each program has a part.
+    Of a group of more heads than LANES each program has a part. Heads are held as ones of DIM, with zeros
+    from HEAD_DIM on.
     MERGES: only some rows are split (see `divide`), and the last program of one to be done merges its parts:
     `arrivals`, by row and kv head, counts them, and is zero before and after. Otherwise all rows' results are
     left as parts. Either way there is room for `max_splits` parts of each row.
@@ -126,13 +127,16 @@ def decode_kernel(
         kv_scales += kv_head * scale_head_stride
 
     dtype: gl.constexpr = q.dtype.element_ty
-    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM  # of a vector, or of a plane of it, in 16 bits
+    gl.static_assert(not PLANES or DIM == HEAD_DIM)
+    # Of a vector, or of a plane of it, in 16 bits: here and in the cache.
+    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM
+    PITCH: gl.constexpr = DIM // 4 if PLANES else HEAD_DIM
     TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [WARPS, 1, 1], [2, 1, 0])
     stages = allocate_stages(dtype, STAGES, KEYS, DIM, PLANES)
     strides = (block_stride, scale_block_stride)
     found: gl.tuple = ()
     for stage in gl.static_range(STAGES):
-        found += (find_keys(table, begin + stage, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH),)
+        found += (find_keys(table, begin + stage, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH),)
     filled = gl.minimum(count, last_key // TILE - begin)  # tiles before the newest token's
     # Tiles that may be read before the kernel ahead has ended; copies that a mask left out would write zeros.
     old = filled if READY == 1 else count
@@ -141,11 +145,13 @@ def decode_kernel(
             if stage < old:
                 ask_for_tile(
                     kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
+                    TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
                 )  # fmt: skip
             async_copy.commit_group()
     if BRINGS and filled > STAGES:
-        bring_tile(kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH, PLANES)
+        bring_tile(
+            kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH, PITCH, PLANES
+        )
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -156,24 +162,27 @@ def decode_kernel(
     LOADED: gl.constexpr = gl.SliceLayout(0, MERGED)
     lane = gl.arange(0, LANES, gl.SliceLayout(1, LOADED))
     dim = gl.arange(0, DIM, gl.SliceLayout(0, LOADED))
+    real = dim < HEAD_DIM
     num_kv_heads = gl.num_programs(0)
     q_head = kv_head * GROUP + lane
     if PROGRAMS > 1:
         num_kv_heads //= PROGRAMS
         q_head += before
     head = gl.where(lane < own, q_head, num_kv_heads * GROUP + kv_head)
-    other = gl.where(dim < DIM // 2, dim + DIM // 2, dim - DIM // 2)
+    first_half = dim < HEAD_DIM // 2
+    other = gl.where(first_half, dim + HEAD_DIM // 2, dim - HEAD_DIM // 2)
     if NEW:
         if q_norm is not None:
             is_q = (lane < own)[:, None]
-            weight = gl.where(is_q, gl.load(q_norm + dim)[None, :], gl.load(k_norm + dim)[None, :])
-            q_other = gl.load(q_norm + other)[None, :]
-            other_weight = gl.where(is_q, q_other, gl.load(k_norm + other)[None, :])
+            q_weight, k_weight = gl.load(q_norm + dim, real), gl.load(k_norm + dim, real)
+            weight = gl.where(is_q, q_weight[None, :], k_weight[None, :])
+            q_other, k_other_weight = gl.load(q_norm + other, real), gl.load(k_norm + other, real)
+            other_weight = gl.where(is_q, q_other[None, :], k_other_weight[None, :])
         if rope is not None:
-            angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * DIM + gl.minimum(dim, other)
-            cos = gl.load(angle)
-            sin = gl.load(angle + DIM // 2)
-            sin = gl.where(dim < DIM // 2, -sin, sin)
+            angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * HEAD_DIM + gl.minimum(dim, other)
+            cos = gl.load(angle, real)
+            sin = gl.load(angle + HEAD_DIM // 2, real)
+            sin = gl.where(first_half, -sin, sin)
         block = gl.load(table + cached_len // BLOCK_SIZE).to(gl.int64)
     if not BESIDE:
         gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
@@ -186,26 +195,26 @@ def decode_kernel(
             if (READY == 0 or stage >= old) and stage < count:
                 ask_for_tile(
                     kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
+                    TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
                 )  # fmt: skip
             async_copy.commit_group()
 
     token = q + index.to(gl.int64) * q_stride
-    inside = (lane <= own if NEW and not APART else lane < own)[:, None]
-    heads = gl.load(token + head[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
+    inside = (lane <= own if NEW and not APART else lane < own)[:, None] & real[None, :]
+    heads = gl.load(token + head[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
     last = split == splits - 1
     # What comes to what the keys of this split give in the end: the newest token, or the shared prefix.
     more = no_parts(DIM, LOADED)
     if SHARED:
         spread = (index, q_head, lane < own, num_kv_heads * GROUP)
-        more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, DIM, LOADED)
+        more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, HEAD_DIM, DIM, LOADED)
     if NEW:
-        heads_other = gl.load(token + head[:, None] * DIM + other[None, :], mask=inside, other=0.0)
-        v_place = token + ((GROUP + 1) * num_kv_heads + kv_head) * DIM
-        new_v = gl.load(v_place + dim).to(gl.float32)
+        heads_other = gl.load(token + head[:, None] * HEAD_DIM + other[None, :], mask=inside, other=0.0)
+        v_place = token + ((GROUP + 1) * num_kv_heads + kv_head) * HEAD_DIM
+        new_v = gl.load(v_place + dim, mask=real, other=0.0).to(gl.float32)
         if q_norm is not None:  # rounded where `attention.write_kv` rounds
             wide = heads.to(gl.float32)
-            norm = gl.rsqrt(gl.sum(wide * wide, 1) / DIM + eps)[:, None]
+            norm = gl.rsqrt(gl.sum(wide * wide, 1) / HEAD_DIM + eps)[:, None]
             WIDE: gl.constexpr = q_norm.dtype.element_ty == gl.float32
             heads = times_weight(wide * norm, weight.to(gl.float32), dtype, WIDE)
             heads_other = times_weight(
@@ -214,25 +223,24 @@ def decode_kernel(
         if rope is not None:
             heads = rotated(heads, heads_other, cos[None, :], sin[None, :])
         if APART:
-            place = token + (GROUP * num_kv_heads + kv_head) * DIM
-            new_k, k_other = gl.load(place + dim), gl.load(place + other)
+            place = token + (GROUP * num_kv_heads + kv_head) * HEAD_DIM
+            new_k = gl.load(place + dim, mask=real, other=0.0)
+            k_other = gl.load(place + other, mask=real, other=0.0)
             if q_norm is not None:
-                new_k, k_other = normed_key(
-                    new_k, k_other, gl.load(k_norm + dim), gl.load(k_norm + other), eps
-                )
+                new_k, k_other = normed_key(new_k, k_other, k_weight, k_other_weight, eps, HEAD_DIM)
             if rope is not None:
                 new_k = rotated(new_k, k_other, cos, sin)
             new_k = new_k.to(gl.float32)
         else:
             new_k = gl.sum(gl.where((lane == own)[:, None], heads.to(gl.float32), 0.0), 0)
         if last:
-            slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * WIDTH)
+            slot = kv + (block * block_stride + cached_len % BLOCK_SIZE * PITCH)
             if PLANES:
                 word = kv_scales + (block * scale_block_stride + cached_len % BLOCK_SIZE)
                 new_k, new_v = store_planes(slot, part_stride, word, new_k, new_v, dim, BLOCK_SIZE)
             else:
-                gl.store(slot + dim, new_k.to(dtype))
-                gl.store(slot + part_stride + dim, new_v.to(dtype))
+                gl.store(slot + dim, new_k.to(dtype), real)
+                gl.store(slot + part_stride + dim, new_v.to(dtype), real)
             score = gl.sum(heads.to(gl.float32) * new_k[None, :], 1) * scale_log2
             more = with_part(more, score, new_v[None, :])
     peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
@@ -245,7 +253,7 @@ def decode_kernel(
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
     key = warp * KEYS + gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(1, SCORES)))[None, None, :]
-    ahead = find_keys(table, begin + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH)
+    ahead = find_keys(table, begin + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH)
     for step in range(count):
         now = step % STAGES
         tile_key = (begin + step) * TILE
@@ -255,10 +263,10 @@ def decode_kernel(
         if step + STAGES < count:
             ask_for_tile(
                 kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
-                TILES, KEYS, WIDTH, BLOCK_SIZE, PLANES,
+                TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
             )  # fmt: skip
         async_copy.commit_group()
-        ahead = find_keys(table, begin + step + 1 + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, WIDTH)
+        ahead = find_keys(table, begin + step + 1 + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH)
         seen = (tile_key + key >= first_key) & (tile_key + key < cached_len)
         scores = gl.where(seen, scores * scale_log2, float("-inf"))
         new_peak = gl.maximum(peak, gl.max(scores, 2))
@@ -278,22 +286,24 @@ def decode_kernel(
     if NEW or SHARED:
         highest, whole, result = both_parts((highest, whole, result), more)
     result /= whole[:, None]
-    held = (lane < own)[:, None]
+    held = (lane < own)[:, None] & real[None, :]
     row_heads = num_kv_heads * GROUP
-    token_heads = (index.to(gl.int64) * row_heads + q_head)[:, None] * DIM + dim[None, :]
+    token_heads = (index.to(gl.int64) * row_heads + q_head)[:, None] * HEAD_DIM + dim[None, :]
     if MERGES and splits == 1:
         gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     else:
         first = index.to(gl.int64) * max_splits * row_heads + q_head
         partial = first + split * row_heads
-        gl.store(partials + partial[:, None] * DIM + dim[None, :], result, mask=held)
+        gl.store(partials + partial[:, None] * HEAD_DIM + dim[None, :], result, mask=held)
         gl.store(lse + partial, highest + gl.log2(whole), mask=lane < own)
         if MERGES:
             debug_barrier()  # all threads have stored
             arrivals += index * gl.num_programs(0) + gl.program_id(0)
             if gl.atomic_add(arrivals, 1) == splits - 1:
                 gl.store(arrivals, 0)
-                result = merged_parts(partials, lse, first, row_heads, splits, lane < own, dim, DIM, LOADED)
+                result = merged_parts(
+                    partials, lse, first, row_heads, splits, lane < own, dim, HEAD_DIM, DIM, LOADED
+                )
                 gl.store(out + token_heads, result.to(out.dtype.element_ty), mask=held)
     if BESIDE:
         _end_after_the_kernel_ahead()

@@ -12,12 +12,16 @@ from quire.kernels.pointwise.norm import times_weight
 
 @gluon.jit
 def normed_key(
-    key: gl.tensor, other: gl.tensor, weight: gl.tensor, other_weight: gl.tensor, eps: gl.tensor
+    key: gl.tensor, other: gl.tensor, weight: gl.tensor, other_weight: gl.tensor, eps: gl.tensor,
+    HEAD_DIM: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
-    """RMSNorm of a key [DIM] and of `other`, the same with halves exchanged; rounded as `write_kv` rounds."""
+    """Return RMSNorm of a key [DIM] and of `other`, the same with halves exchanged; zeros from HEAD_DIM on.
+
+    Rounded as `write_kv` rounds.
+    """
     dtype: gl.constexpr = key.dtype
     wide = key.to(gl.float32)
-    norm = gl.rsqrt(gl.sum(wide * wide, 0) / key.shape[0] + eps)
+    norm = gl.rsqrt(gl.sum(wide * wide, 0) / HEAD_DIM + eps)
     WIDE: gl.constexpr = weight.dtype == gl.float32
     key = times_weight(wide * norm, weight.to(gl.float32), dtype, WIDE)
     other = times_weight(other.to(gl.float32) * norm, other_weight.to(gl.float32), dtype, WIDE)

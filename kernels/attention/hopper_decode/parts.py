@@ -44,7 +44,7 @@ def with_part(parts: gl.tuple, lse: gl.tensor, values: gl.tensor) -> gl.tuple:
 @gluon.jit
 def prefix_parts(
     partials: gl.tensor, lse: gl.tensor, shared_len: gl.tensor, heads: gl.tuple, dim: gl.tensor,
-    DIM: gl.constexpr, LAYOUT: gl.constexpr,
+    HEAD_DIM: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """Return what `attention.cascade` found for a row.
 
@@ -56,7 +56,8 @@ def prefix_parts(
     for span in range(spans):
         place = (row.to(gl.int64) * MAX_SPANS + span) * num_heads + head
         span_lse = gl.load(lse + place, is_head, other=0.0)
-        values = gl.load(partials + (place[:, None] * DIM + dim[None, :]), is_head[:, None], other=0.0)
+        held = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+        values = gl.load(partials + (place[:, None] * HEAD_DIM + dim[None, :]), held, other=0.0)
         parts = with_part(parts, span_lse, values)
     return parts
 
@@ -64,7 +65,7 @@ def prefix_parts(
 @gluon.jit
 def merged_parts(
     partials: gl.tensor, lse: gl.tensor, first: gl.tensor, heads: gl.tensor, splits: gl.tensor,
-    in_group: gl.tensor, dim: gl.tensor, DIM: gl.constexpr, LAYOUT: gl.constexpr,
+    in_group: gl.tensor, dim: gl.tensor, HEAD_DIM: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
     """Merge a row's heads [LANES, DIM], whose parts are at `first` [LANES] and `heads` further each.
 
@@ -78,8 +79,9 @@ def merged_parts(
             held = in_group & (begin + i < splits)
             place = first + (begin + i) * heads
             part_lses += (gl.load(lse + place, held, other=float("-inf"), cache_modifier=".cg"),)
-            value = partials + (place[:, None] * DIM + dim[None, :])
-            values += (gl.load(value, held[:, None], other=0.0, cache_modifier=".cg"),)
+            value = partials + (place[:, None] * HEAD_DIM + dim[None, :])
+            real = held[:, None] & (dim < HEAD_DIM)[None, :]
+            values += (gl.load(value, real, other=0.0, cache_modifier=".cg"),)
         new_peak = peak
         for i in gl.static_range(AT_ONCE):
             new_peak = gl.maximum(new_peak, part_lses[i])

@@ -36,7 +36,7 @@ def allocate_stages(
 @gluon.jit
 def find_keys(
     table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, strides: gl.tuple, TILES: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, PITCH: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """Where in the cache, and where among scales, each warp's first key of a tile is.
 
@@ -46,15 +46,15 @@ def find_keys(
     key = gl.minimum(tile * TILE + warp * (TILE // WARPS), last_key)
     block = gl.load(table + key // BLOCK_SIZE).to(gl.int64)
     slot = key % BLOCK_SIZE
-    return block * strides[0] + slot * WIDTH, block * strides[1] + slot
+    return block * strides[0] + slot * PITCH, block * strides[1] + slot
 
 
 @gluon.jit
 def ask_for_tile(
     kv: gl.tensor, scales: gl.tensor, stages: gl.tuple, stage: gl.tensor, first: gl.tuple, tile: gl.tensor,
     cached_len: gl.tensor, part_stride: gl.tensor,
-    TILES: gl.constexpr, KEYS: gl.constexpr, WIDTH: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    PLANES: gl.constexpr,
+    TILES: gl.constexpr, KEYS: gl.constexpr, WIDTH: gl.constexpr, PITCH: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, PLANES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Have a tile copied to a stage of shared memory, each warp its own keys'.
 
@@ -64,12 +64,14 @@ def ask_for_tile(
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
     dim = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, TILES)))
-    place = kv + (first[0][:, None, None] + (key * WIDTH)[None, :, None] + dim[None, None, :])
+    place = kv + (first[0][:, None, None] + (key * PITCH)[None, :, None] + dim[None, None, :])
     key_held = ((tile * WARPS + warp) * KEYS)[:, None] + key[None, :] < cached_len
     held, _ = gl.broadcast(key_held[:, :, None], place)
+    if PITCH < WIDTH:
+        held &= (dim < PITCH)[None, None, :]
     if PLANES:
         for plane in gl.static_range(3):
-            there = place + plane * (BLOCK_SIZE * WIDTH)
+            there = place + plane * (BLOCK_SIZE * PITCH)
             async_copy.async_copy_global_to_shared(stages[plane].index(stage), there, mask=held)
             there += part_stride
             async_copy.async_copy_global_to_shared(stages[3 + plane].index(stage), there, mask=held)
@@ -84,7 +86,7 @@ def ask_for_tile(
 def bring_tile(
     kv: gl.tensor, table: gl.tensor, tile: gl.tensor, last_key: gl.tensor, strides: gl.tuple,
     part_stride: gl.tensor, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WIDTH: gl.constexpr,
-    PLANES: gl.constexpr,
+    PITCH: gl.constexpr, PLANES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Have K and V of a tile that the context fills brought to the L2 cache.
 
@@ -95,13 +97,13 @@ def bring_tile(
     LINES: gl.constexpr = gl.BlockedLayout(
         [1, 1, 1], [1, 32 * LINE // WIDTH, WIDTH // LINE], [WARPS, 1, 1], [2, 1, 0]
     )
-    first = find_keys(table, tile, last_key, strides, LINES, BLOCK_SIZE, TILE, WIDTH)
+    first = find_keys(table, tile, last_key, strides, LINES, BLOCK_SIZE, TILE, PITCH)
     key = gl.arange(0, TILE // WARPS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
     line = gl.arange(0, WIDTH // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
-    place = kv + (first[0][:, None, None] + (key * WIDTH)[None, :, None] + (line * LINE)[None, None, :])
+    place = kv + (first[0][:, None, None] + (key * PITCH)[None, :, None] + (line * LINE)[None, None, :])
     for part in gl.static_range(2):
         for plane in gl.static_range(PIECES):
-            there = place + part * part_stride + plane * (BLOCK_SIZE * WIDTH)
+            there = place + part * part_stride + plane * (BLOCK_SIZE * PITCH)
             gl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [there.to(gl.int64)],
                 dtype=gl.int32, is_pure=False, pack=1,
