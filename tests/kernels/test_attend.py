@@ -64,8 +64,8 @@ PADDED_HEADS = [
 if torch.cuda.is_available():
     SHAPES += LARGE_GROUPS + PADDED_HEADS
     SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS + PADDED_HEADS)
-LARGE = range(11, len(SHAPES))
-LONG_IN_LARGE_GROUPS = [SHAPES[i] for i in LARGE if SHAPES[i][4] == 0]  # by a window no row is long
+LARGE = [i for i, shape in enumerate(SHAPES) if shape in LARGE_GROUPS]
+LONG_ON_GPUS = [shape for shape in SHAPES[11:] if shape[4] == 0]  # by a window no row is long
 
 
 def attending(qkv, batch, layer, cache, outputs: int, *, fused: bool) -> Attending:
@@ -242,7 +242,7 @@ def test_splits_in_little_shared_memory(shape, splits, held, dtype, device):
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     with_dtypes(
-        (shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_IN_LARGE_GROUPS)
+        (shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_ON_GPUS)
     ),
 )
 def test_a_long_row_beside_short_ones(shape, dtype, device):
