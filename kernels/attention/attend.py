@@ -47,7 +47,7 @@ def attend_unmerged(
     """Write K and V and attend in one kernel; leave the merging of splits to the output projection."""
     out, q = room_for(qkv, layer), layer.queries(qkv)
     partials = decode_splits(
-        q, out, batch.decode, layer, cache, DecodeMode.NEW, splits, by=decode_by, sparing=True
+        q, out, batch.decode, layer, cache, DecodeMode.NEW, splits, by=decode_by, sparing="merging"
     )
     return out.flatten(1) if partials is None else partials
 

@@ -16,11 +16,13 @@ from quire.kernels.attention.key_tiles import KeyTiles, key_tiles
 from quire.kernels.attention.kv_tile import LOG2_E, check_attention_inputs, tile_keys
 from quire.kernels.attention.splits import (
     DecodeWorkspace,
+    Sparing,
     SplitPartials,
     merge_splits,
     most_tiles,
     plan_hopper_splits,
     plan_splits,
+    spares_room,
 )
 from quire.kernels.formats.kv_format import FP8, KVFormat
 from quire.kernels.formats.kv_scales import words
@@ -109,7 +111,7 @@ def decode_splits(
     splits: int | None = None,
     *,
     by: DecodeKernel | None = None,
-    sparing: bool = False,
+    sparing: Sparing | None = None,
 ) -> SplitPartials | None:
     """Attend from each row's newest token to its context; return what is still to be merged, if rows split.
 
@@ -129,7 +131,7 @@ def decode_splits(
     the two run side by side. Not for rows that share.
 
     by: the kernel; None is `attention.hopper_decode` where that can be, else `attention.decode_kernel`.
-    sparing: of long contexts no more splits than are worth their merging in many programs.
+    sparing: see `splits.tiles_of_split`; None may become room.
     """
     check_attention_inputs(q, out, cache)
     workspace, shared, new = batch.workspace, batch.shared, mode is DecodeMode.NEW
@@ -172,6 +174,12 @@ def decode_splits(
         splits = plan_hopper_splits(count, programs, dim, max_tiles)
     elif splits is None:
         splits = plan_splits(count, num_kv_heads, max_tiles)
+    if (
+        by_hopper
+        and sparing is None
+        and spares_room(count, num_kv_heads * hopper.programs_of_group(group), dim, splits)
+    ):
+        sparing = "room"
     if splits > 1 and count * splits * num_q_heads > workspace.lse.numel():
         raise ValueError(
             f"{count} rows × {splits} splits × {num_q_heads} heads exceed the workspace's "

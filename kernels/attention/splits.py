@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -25,6 +25,8 @@ FEW_SPLITS_OF_LEFT, MOST_SPLITS_OF_LEFT = 4, 8
 # Programs of `attention.hopper_decode.decode` that a multiprocessor has registers for; with heads of 64 twice
 # as many.
 RESIDENT = 2
+
+Sparing: TypeAlias = Literal["merging", "room"]  # see `tiles_of_split`
 
 
 class Division(NamedTuple):
@@ -162,7 +164,7 @@ class SplitPartials:
     """Attention of B rows whose contexts were split, before the splits are merged.
 
     They are in the workspace, `tile` keys to a tile and up to `max_splits` of a row, fewer if `sparing` (see
-    `least_tiles`); merged they are the first B tokens of `out` [T, Hq, D].
+    `tiles_of_split`); merged they are the first B tokens of `out` [T, Hq, D].
     """
 
     out: torch.Tensor
@@ -172,7 +174,7 @@ class SplitPartials:
     tile: int
     workspace: DecodeWorkspace
     chunked: bool = False
-    sparing: bool = False
+    sparing: Sparing | None = None
 
     def merged(self) -> torch.Tensor:
         """Merge the splits of each row; return `out` as [T, Hq D]."""
@@ -194,18 +196,31 @@ def merge_splits(partials: SplitPartials) -> None:
     )  # fmt: skip
 
 
-@triton.jit
-def least_tiles(tiles: tl.tensor, SPARING: tl.constexpr) -> tl.tensor:
-    """Return how many of a row's tiles a split has at least.
+def spares_room(batch: int, programs: int, dim: int, splits: int) -> bool:
+    """Tell whether so many splits of rows with so many programs each may crowd the device."""
+    return splits >= 4 and 4 * batch * programs * splits > 3 * FULL_DEVICE * 128 // dim
 
-    SPARING: each program of the output projection merges the splits for itself, in a time that grows with
-    them. Of 1,000 and 2,000 keys one token of Qwen3-0.6B takes 22.3 and 25.8 µs a layer on an H100 in as many
-    splits as tiles, 20.7 and 22.5 in 8 and 11.
+
+@triton.jit
+def tiles_of_split(tiles: tl.tensor, max_splits: tl.tensor, SPARING: tl.constexpr) -> tl.tensor:
+    """Return how many of a row's tiles each of its splits has, at least one.
+
+    SPARING merging: each program of the output projection merges the splits for itself, in a time that grows
+    with them. Of 1,000 and 2,000 keys one token of Qwen3-0.6B takes 22.3 and 25.8 µs a layer on an H100 in as
+    many splits as tiles, 20.7 and 22.5 in 8 and 11.
+    SPARING room: of as many programs as the device holds some begin late, behind products that still have
+    theirs. With a tile or two each, three quarters of them are quicker: two rows of 1,000 keys of Qwen3-0.6B
+    take 22.5 instead of 24.5 µs, four of Qwen3-4B 84.6 instead of 86.5. With more tiles each they are not.
     """
-    if SPARING:
-        return 1 + (tiles >= 14).to(tl.int32) + (tiles >= 32).to(tl.int32) + (tiles >= 56).to(tl.int32)
+    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
+    if SPARING == "merging":
+        least = 1 + (tiles >= 14).to(tl.int32) + (tiles >= 32).to(tl.int32) + (tiles >= 56).to(tl.int32)
+        return tl.maximum(split_tiles, least)
+    elif SPARING == "room":
+        crowded = (split_tiles <= 2) & (4 * tl.cdiv(tiles, split_tiles) > 3 * max_splits)
+        return split_tiles + crowded.to(tl.int32)
     else:
-        return 1
+        return split_tiles
 
 
 @triton.jit
@@ -225,7 +240,7 @@ def tiles_and_splits(
         first_key = tl.where(window > 0, tl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = tl.cdiv(context_len, TILE) - first_tile
-    split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), least_tiles(tiles, SPARING))
+    split_tiles = tiles_of_split(tiles, max_splits, SPARING)
     return first_key, first_tile, tiles, split_tiles, tl.cdiv(tiles, split_tiles)
 
 

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.attention.splits import SplitPartials, least_tiles
+from quire.kernels.attention.splits import SplitPartials, tiles_of_split
 from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
 from quire.kernels.linear.linear import Matrix
@@ -84,7 +84,7 @@ def _splits_of(
     """Divide a context as `attention.splits.tiles_and_splits`."""
     first_tile = gl.where(window > 0, gl.maximum(context_len - window, 0), 0) // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
-    return gl.cdiv(tiles, gl.maximum(gl.cdiv(tiles, max_splits), least_tiles(tiles, SPARING)))
+    return gl.cdiv(tiles, tiles_of_split(tiles, max_splits, SPARING))
 
 
 # Before kernels ahead have ended, see `kernels.launch`.

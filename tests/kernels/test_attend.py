@@ -241,9 +241,7 @@ def test_splits_in_little_shared_memory(shape, splits, held, dtype, device):
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    with_dtypes(
-        (shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_ON_GPUS)
-    ),
+    with_dtypes((shape,) for shape in (SHAPES[0], SHAPES[8], (4, 2, 64, 32, 600, True, True), *LONG_ON_GPUS)),
 )
 def test_a_long_row_beside_short_ones(shape, dtype, device):
     """Hopper divides it, and its last part sees to the newest token."""

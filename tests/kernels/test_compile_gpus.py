@@ -147,10 +147,10 @@ def attention_cases(gpu: Gpu) -> Iterator[tuple[tuple[Any, ...], Case]]:
             seen.add(sort)
             constants: dict[str, object] = {"BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "DIM": dim}
             constants |= found.constants | {"TILE": found.tiles.keys}
-            off = {"CHUNKED", "SPARING"} & {*found.kernel.arg_names}
-            constants |= dict.fromkeys(off, False)
+            if "CHUNKED" in found.kernel.arg_names:
+                constants["CHUNKED"] = False
             constants |= {"PLANES": held.planes > 0} | ({} if held.scaled else {"kv_scales": None})
-            unused = {"softcap_log2", "sinks", "slopes"} & {*found.kernel.arg_names}
+            unused = {"softcap_log2", "sinks", "slopes", "SPARING"} & {*found.kernel.arg_names}
             constants |= dict.fromkeys(unused)
             types = types_of(NAMES[plain], NAMES[held])
             aligned = [name for name, kind in types.items() if kind[0] == "*"]

@@ -226,7 +226,7 @@ def plain_variants() -> dict[str, Case]:
     four_warps = {"num_warps": 4, "num_stages": 4}
     prefill_16 = shape | {"BLOCK_M": 128, "BLOCK_SIZE": 16}
     no_scales: dict[str, object] = {"kv_scales": None}
-    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False, "SPARING": False}
+    decode_shape = shape | dependent | {"BLOCK_M": 16, "BLOCK_SIZE": 16, "BESIDE": False, "SPARING": None}
     decode_shape |= {"FIRST": False, "EARLY": decode.EARLY}
     new_rounded = decode_shape | alone | {"NEW": True}
     new = new_rounded | no_scales
@@ -262,7 +262,7 @@ def plain_variants() -> dict[str, Case]:
         ),
         "decode_new_short": (
             decode_kernel.decode_kernel,
-            new | {"FIRST": True, "EARLY": 0, "SPARING": True},
+            new | {"FIRST": True, "EARLY": 0, "SPARING": "merging"},
             four_warps | {"num_stages": decode.SMALL_STAGES},
         ),
         "decode_beside": (
@@ -360,7 +360,7 @@ def plain_variants() -> dict[str, Case]:
         "sandwich_norm_parts": (sandwich_norm._sandwich_kernel, gemma | {"PARTS": 4}, {"num_warps": 16}),
         "activation": (activation._activation_kernel, dependent | alone_gelu, {"num_warps": 8}),
     }
-    merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64, "SPARING": False}
+    merge = {"HEAD_DIM": 128, "PART": 32, "TILE": 64, "SPLITS": 64, "SPARING": None}
     argmax = {"CHUNKS": 63, "CHUNKS_PADDED": 64}
     embedded = {"COLUMNS": 4096, "BLOCK": 1024, "FIRST": None, "ROWS": 128256, "scale": None}
     vocabulary = {"VOCABULARY": 128256}
@@ -462,7 +462,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     heads = dict.fromkeys(("rope", "q_norm", "k_norm"))
     both = {"GROUP": 4, "HEAD_DIM": 128, "DIM": 128, "TILE": hopper_decode.TILE}
     both |= {"STAGES": hopper_decode.STAGES, "BLOCK_SIZE": 16, "NEW": False, "BESIDE": False}
-    both |= {"MERGES": True, "BRINGS": True, "SPARING": False}
+    both |= {"MERGES": True, "BRINGS": True, "SPARING": None}
     shared = both | heads | {"READY": 1, "BRINGS": False}
     both |= dict.fromkeys(("cascade_of", "shared_lens", "prefix_partials", "prefix_lse"))
     variants = {
@@ -471,9 +471,10 @@ def hopper_decode_variants() -> dict[str, Case]:
         "_beside": both | heads | {"READY": 2, "BESIDE": True},
         "_beside_split": both | heads | {"READY": 2, "BESIDE": True, "MERGES": False},
         "_new": both | {"NEW": True, "READY": 2},
-        "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False},
+        "_new_split": both | {"NEW": True, "READY": 2, "MERGES": False, "SPARING": "room"},
         "_new_small": both
-        | {"NEW": True, "READY": 2, "MERGES": False, "STAGES": hopper_decode.SMALL_STAGES, "SPARING": True},
+        | {"NEW": True, "READY": 2, "MERGES": False}
+        | {"STAGES": hopper_decode.SMALL_STAGES, "SPARING": "merging"},
         "_new_plain": both | {"NEW": True, "READY": 2, "q_norm": None, "k_norm": None, "BLOCK_SIZE": 64},
         "_shared": shared,
     }
@@ -528,7 +529,7 @@ def few_tokens_variants() -> dict[str, Case]:
             GluonASTSource, kernel, constants, types | result, pointers, {"num_warps": warps}
         )
     output: dict[str, object] = {"HEADS": 16, "HEAD_DIM": 128, "TILE": 64, "bias": None, "DEPENDENT": True}
-    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "SPARING": True, "ADDED": True}
+    output |= {"ROWS": split_output.ROWS, "ROUND": split_output.ROUND, "SPARING": "merging", "ADDED": True}
     pointers = {"residual": "*bf16", "weight": "*bf16", "partials": "*fp32", "lse": "*fp32"}
     pointers |= {"context_lens": "*i32"}
     found["split_output"] = Case(

@@ -18,7 +18,7 @@ from quire.kernels.attention.hopper_decode.decode_kernel import decode_kernel
 from quire.kernels.attention.hopper_decode.products import LANES
 from quire.kernels.attention.hopper_decode.tiles import WARPS
 from quire.kernels.attention.kv_tile import LOG2_E
-from quire.kernels.attention.splits import FULL_DEVICE, DecodeWorkspace, Division, plan_division
+from quire.kernels.attention.splits import FULL_DEVICE, DecodeWorkspace, Division, Sparing, plan_division
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
 from quire.kernels.formats.layer_cache import LayerCache
@@ -83,13 +83,13 @@ def hopper_decode(
     *,
     new: bool,
     beside: bool,
-    sparing: bool,
+    sparing: Sparing | None,
 ) -> None:
     """Do the same as `attention.decode.decode_splits` of what is supported.
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
     `prefixes`: cascade_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
-    stages: STAGES or SMALL_STAGES. sparing: see `attention.splits.least_tiles`.
+    stages: STAGES or SMALL_STAGES. sparing: see `attention.splits.tiles_of_split`.
     """
     num_q_heads, head_dim = q.shape[1:]
     dim = triton.next_power_of_2(head_dim)

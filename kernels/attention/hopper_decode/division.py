@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from quire.kernels.attention.splits import least_tiles
+from quire.kernels.attention.splits import tiles_of_split
 
 # Where rows fill the device each has one program for each head, but for long ones: of more than so many
 # tiles, and a third longer than the row that is three eighths of all down, as padding comes last, if they are
@@ -62,7 +62,7 @@ def divide(
     first_key = gl.where(window > 0, gl.maximum(context_len - window, 0), shared_len)
     first_tile = first_key // TILE
     tiles = gl.cdiv(context_len, TILE) - first_tile
-    split_tiles = gl.maximum(gl.cdiv(tiles, parts), least_tiles(tiles, SPARING))
+    split_tiles = tiles_of_split(tiles, parts, SPARING)
     if MERGES:
         usual = gl.load(context_lens + gl.load(order + long_rows))
         whole_tiles = gl.maximum(gl.cdiv(usual * 4, 3 * TILE), LONG_TILES)

@@ -108,7 +108,7 @@ def _decode_kernel(
     max_splits = tl.num_programs(2)
     context_len = tl.load(context_lens + index)
     first_key, first_tile, tiles, split_tiles, splits = tiles_and_splits(
-        context_len, 0, window, max_splits, TILE, CHUNKED, False
+        context_len, 0, window, max_splits, TILE, CHUNKED, None
     )
     if split >= splits:
         return
