@@ -41,12 +41,15 @@ serve: setup
 	@exec $(RUN)quire serve $(MODEL) --port $(PORT) $(ARGS)
 
 # Three keep two cores busy, since many tests wait for processes. One thread for each: torch's others only spin there.
+# Bytecode is kept, whatever the environment says: each of the three would compile all tests again.
+TESTS = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)python -m pytest -n 3 --dist worksteal -q
+
 test: test-setup lint
-	OMP_NUM_THREADS=1 $(RUN)python -m pytest -n 3 --dist worksteal -q
+	$(TESTS)
 
 # The same with ten times as many random examples of memory and scheduling, and other ones each time.
 nightly: test-setup
-	HYPOTHESIS_PROFILE=nightly OMP_NUM_THREADS=1 $(RUN)python -m pytest -n 3 --dist worksteal -q
+	HYPOTHESIS_PROFILE=nightly $(TESTS)
 
 lint: test-setup
 	$(RUN)ruff check .

@@ -197,8 +197,11 @@ def merge_splits(partials: SplitPartials) -> None:
 
 
 def spares_room(batch: int, programs: int, dim: int, splits: int) -> bool:
-    """Tell whether so many splits of rows with so many programs each may crowd the device."""
-    return splits >= 4 and 4 * batch * programs * splits > 3 * FULL_DEVICE * 128 // dim
+    """Tell whether so many splits of rows with so many programs each may crowd the device.
+
+    Of fewer than eight splits one less would be too much.
+    """
+    return splits >= 8 and 4 * batch * programs * splits > 3 * FULL_DEVICE * 128 // dim
 
 
 @triton.jit
