@@ -75,6 +75,9 @@ SPILLS_LIMIT = {
     "hopper_decode_known_96": 0,
     "hopper_decode_new_96": 0,
     "hopper_decode_new_small_96": 0,
+    "hopper_decode_shared_96": 0,
+    "hopper_decode_new_group_16_72": 0,
+    "hopper_decode_known_40": 0,
     "hopper_decode_shared": 0,
     "hopper_decode_shared_fp12": 0,
     "hopper_decode_new_group_16": 0,
@@ -484,7 +487,9 @@ def hopper_decode_variants() -> dict[str, Case]:
     as_planes += tuple(f"{name}_group_{group}" for name, group in groups)
     rounded = {f"{name}_fp12": variants[name] for name in as_planes}
     rounded["_64_fp12"] = variants[""] | {"HEAD_DIM": 64, "DIM": 64, "GROUP": 1}
-    variants |= {f"{name}_96": variants[name] | {"HEAD_DIM": 96} for name in ("_known", "_new", "_new_small")}
+    padded = [(96, name) for name in ("_known", "_new", "_new_small", "_shared")] + [(72, "_new_group_16")]
+    variants |= {f"{name}_{dim}": variants[name] | {"HEAD_DIM": dim} for dim, name in padded}
+    variants["_known_40"] = variants["_known"] | {"HEAD_DIM": 40, "DIM": 64}
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():

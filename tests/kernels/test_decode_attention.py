@@ -417,6 +417,22 @@ def test_an_output_of_another_shape_is_refused(device: torch.device) -> None:
         decode(q, q[:, :1], batch, attention_layer(2, 1, 64), paged.cache())
 
 
+def test_splits_that_would_crowd_the_device_are_spared(device):
+    """Only Hopper's kernel leaves room: for two rows of 16 tiles and eight heads, in eight splits of two."""
+    kv_heads = 8 if device.type == "cuda" else 1
+    paged = make_paged([1000, 1001], kv_heads, 128, 16, torch.float16, device)
+    q = torch.randn(2, kv_heads, 128, device=device).half()
+    out = torch.empty_like(q)
+    workspace = DecodeWorkspace.allocate(2, kv_heads, 128, device)
+    batch = paged.decodes(any_order(2, device), workspace)
+    left = decode_splits(q, out, batch, attention_layer(kv_heads, kv_heads, 128), paged.cache())
+    assert left is not None and left.max_splits == 16
+    assert left.sparing == ("room" if gpu_of(device).has_dependent_launch else None)
+    left.merged()
+    exact = decode_exactly(q, paged, 0)
+    torch.testing.assert_close(out.cpu().double(), exact, atol=TOLERANCE[torch.float16], rtol=0)
+
+
 @pytest.mark.parametrize("sparing", [None, "merging", "room"])
 @pytest.mark.parametrize(("window", "splits"), [(0, 32), (512, 9), (1024, 17), (65, 2), (64, 2), (1, 1)])
 def test_a_row_is_divided_by_what_it_reads(window, splits, sparing, device):

@@ -16,6 +16,7 @@ from quire.kernels.attention.splits import (
     plan_small_hopper_splits,
     plan_small_splits,
     plan_splits,
+    spares_room,
 )
 
 MULTIPROCESSORS = 132
@@ -34,7 +35,7 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
             for max_tiles in (1, 7, 64, 4096):
                 counts = [plan(batch, kv_heads, max_tiles) for plan in (plan_splits, plan_small_splits)]
                 for plan in (plan_hopper_splits, plan_small_hopper_splits):
-                    counts += [plan(batch, kv_heads, head_dim, max_tiles) for head_dim in (64, 128)]
+                    counts += [plan(batch, kv_heads, dim, max_tiles) for dim in (64, 128)]
                 for splits in counts:
                     assert 1 <= splits <= max_tiles
                     assert splits == 1 or splits * batch <= capacity
@@ -88,6 +89,27 @@ def test_rows_that_would_run_nearly_alone_are_divided(
 def test_no_row_is_divided_further_than_there_is_room() -> None:
     workspace = DecodeWorkspace.allocate(265, 1, 128, "meta")
     assert plan_division(265, 1, 128, MULTIPROCESSORS, workspace) == (99, 1, 264, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "programs", "dim", "splits", "spares"),
+    [
+        (1, 8, 128, 32, True),
+        (1, 8, 128, 24, False),  # 192 programs of 256
+        (1, 8, 128, 25, True),
+        (4, 8, 128, 8, True),
+        (5, 8, 128, 6, False),
+        (8, 8, 128, 4, False),
+        (4, 8, 64, 16, True),
+        (4, 8, 64, 12, False),
+        (1, 8, 64, 32, False),  # half of the device
+        (256, 8, 128, 1, False),
+    ],
+)
+def test_many_splits_of_a_full_device_leave_room(
+    batch: int, programs: int, dim: int, splits: int, spares: bool
+) -> None:
+    assert spares_room(batch, programs, dim, splits) == spares
 
 
 @given(*[st.integers(0, 40)] * 3, *[st.integers(1, 9)] * 2)

@@ -192,6 +192,31 @@ def test_hopper_decodes_groups_of_up_to_32(heads: int, by: str, held: KVFormat) 
     assert made(plan_layer(hopper, layer, held, decodes(512)))["decode_by"] is DecodeKernel[by]
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "by"),
+    [
+        (32, "SPLIT"),
+        (40, "HOPPER"),
+        (64, "HOPPER"),
+        (68, "SPLIT"),
+        (72, "HOPPER"),
+        (96, "HOPPER"),
+        (136, "SPLIT"),
+    ],
+)
+def test_hopper_decodes_heads_that_are_copied_in_whole_pieces(head_dim: int, by: str) -> None:
+    """Up to 64 they are as small as those of 64, above as large as those of 128."""
+    layer = gated(4096, 32, 8, 14336, cache=CacheSpec(8, head_dim), output=Matrix(4096, 32 * head_dim))
+    assert made(plan_layer(hopper, layer, BF16, decodes(512)))["decode_by"] is DecodeKernel[by]
+    few = made(plan_layer(hopper, layer, BF16, decodes(4)))
+    if by == "HOPPER":
+        small = {"decode_by": DecodeKernel.HOPPER_SMALL, "splits": 16}
+        assert few == (small if head_dim <= 64 else {"decode_by": DecodeKernel.HOPPER})
+    ungrouped = gated(4096, 24, 24, 14336, cache=CacheSpec(24, head_dim), output=Matrix(4096, 24 * head_dim))
+    one = made(plan_layer(hopper, ungrouped, BF16, decodes(1)))
+    assert by == "SPLIT" or one["splits"] == (16 if head_dim <= 64 else 10)
+
+
 @each_gpu
 @pytest.mark.parametrize("held", [BF16, FP12, FP8], ids=lambda held: held.name)
 def test_who_attends_from_chunks(gpu: Gpu, held: KVFormat) -> None:

@@ -65,7 +65,8 @@ def supports(
 
     Both are of one type, or the heads in bf16 and the cache of planes, which are of heads of 64 or 128.
     """
-    alike = held.dtype == dtype or (dtype == torch.bfloat16 and held.planes > 0)
+    planes = dtype == torch.bfloat16 and held.planes > 0 and head_dim in (64, 128)
+    alike = held.dtype == dtype or planes
     return alike and takes_heads(gpu, dtype, head_dim, group, block_size)
 
 

@@ -174,14 +174,15 @@ def decode_kernel(
     if NEW:
         if q_norm is not None:
             is_q = (lane < own)[:, None]
-            q_weight, k_weight = gl.load(q_norm + dim, real), gl.load(k_norm + dim, real)
+            q_weight, k_weight = gl.load(q_norm + dim, real, 0.0), gl.load(k_norm + dim, real, 0.0)
             weight = gl.where(is_q, q_weight[None, :], k_weight[None, :])
-            q_other, k_other_weight = gl.load(q_norm + other, real), gl.load(k_norm + other, real)
+            q_other = gl.load(q_norm + other, real, 0.0)
+            k_other_weight = gl.load(k_norm + other, real, 0.0)
             other_weight = gl.where(is_q, q_other[None, :], k_other_weight[None, :])
         if rope is not None:
             angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * HEAD_DIM + gl.minimum(dim, other)
-            cos = gl.load(angle, real)
-            sin = gl.load(angle + HEAD_DIM // 2, real)
+            cos = gl.load(angle, real, 0.0)
+            sin = gl.load(angle + HEAD_DIM // 2, real, 0.0)
             sin = gl.where(first_half, -sin, sin)
         block = gl.load(table + cached_len // BLOCK_SIZE).to(gl.int64)
     if not BESIDE:
