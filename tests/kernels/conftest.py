@@ -2,7 +2,11 @@
 
 import pytest
 import torch
+from interpreting import look_builtins_up_once
 from paged import DTYPES, HAS_GPU
+
+if not HAS_GPU:
+    look_builtins_up_once()
 
 
 @pytest.fixture
