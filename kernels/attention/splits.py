@@ -213,7 +213,8 @@ def tiles_of_split(tiles: tl.tensor, max_splits: tl.tensor, SPARING: tl.constexp
     many splits as tiles, 20.7 and 22.5 in 8 and 11.
     SPARING room: of as many programs as the device holds some begin late, behind products that still have
     theirs. Where they have one tile or two each, fewer with a tile more are quicker: two rows of 1,000 keys
-    of Qwen3-0.6B take 23.5 instead of 24.7 µs, of Qwen3-4B 81.8 instead of 85.4. With more tiles they are not.
+    of Qwen3-0.6B take 23.5 instead of 24.7 µs, of Qwen3-4B 81.8 instead of 85.4. With more tiles they are
+    not.
     """
     split_tiles = tl.maximum(tl.cdiv(tiles, max_splits), 1)
     if SPARING == "merging":
