@@ -163,6 +163,8 @@ def decode_kernel(
     lane = gl.arange(0, LANES, gl.SliceLayout(1, LOADED))
     dim = gl.arange(0, DIM, gl.SliceLayout(0, LOADED))
     real = dim < HEAD_DIM
+    # For whole heads the same machine code as loads without a mask have, which zeros would reorder.
+    LACKED: gl.constexpr = None if DIM == HEAD_DIM else 0.0
     num_kv_heads = gl.num_programs(0)
     q_head = kv_head * GROUP + lane
     if PROGRAMS > 1:
@@ -174,15 +176,15 @@ def decode_kernel(
     if NEW:
         if q_norm is not None:
             is_q = (lane < own)[:, None]
-            q_weight, k_weight = gl.load(q_norm + dim, real, 0.0), gl.load(k_norm + dim, real, 0.0)
+            q_weight, k_weight = gl.load(q_norm + dim, real, LACKED), gl.load(k_norm + dim, real, LACKED)
             weight = gl.where(is_q, q_weight[None, :], k_weight[None, :])
-            q_other = gl.load(q_norm + other, real, 0.0)
-            k_other_weight = gl.load(k_norm + other, real, 0.0)
+            q_other = gl.load(q_norm + other, real, LACKED)
+            k_other_weight = gl.load(k_norm + other, real, LACKED)
             other_weight = gl.where(is_q, q_other[None, :], k_other_weight[None, :])
         if rope is not None:
             angle = rope + gl.maximum(cached_len, 0).to(gl.int64) * HEAD_DIM + gl.minimum(dim, other)
-            cos = gl.load(angle, real, 0.0)
-            sin = gl.load(angle + HEAD_DIM // 2, real, 0.0)
+            cos = gl.load(angle, real, LACKED)
+            sin = gl.load(angle + HEAD_DIM // 2, real, LACKED)
             sin = gl.where(first_half, -sin, sin)
         block = gl.load(table + cached_len // BLOCK_SIZE).to(gl.int64)
     if not BESIDE:
