@@ -11,12 +11,14 @@ from quire.kernels.attention import attend
 from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.decode import DecodeKernel, has_room_for_new_heads
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
+from quire.kernels.attention.hopper_decode.tiles import WIDEST
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
 from quire.kernels.attention.kv_tile import tile_keys
 from quire.kernels.attention.latent import attend as latent
 from quire.kernels.attention.prefill import PrefillKernel
 from quire.kernels.attention.splits import (
     most_tiles,
+    plan_hopper_splits,
     plan_small_hopper_splits,
     plan_small_splits,
     runs_at_once,
@@ -62,19 +64,23 @@ class Attending:
 
     @property
     def small_by(self) -> DecodeKernel:
-        """Return which kernel in little shared memory attends from few rows."""
-        hopper = self.decode_by is DecodeKernel.HOPPER
-        return DecodeKernel.HOPPER_SMALL if hopper else DecodeKernel.SPLIT_SMALL
+        """Return which kernel attends from few rows, in little shared memory if heads are not too large."""
+        if self.decode_by is not DecodeKernel.HOPPER:
+            return DecodeKernel.SPLIT_SMALL
+        small = self.layer.cache.head_dim <= WIDEST.value
+        return DecodeKernel.HOPPER_SMALL if small else DecodeKernel.HOPPER
 
     @property
     def small_splits(self) -> int:
         """Return how many splits of a row fill the device with programs of `small_by`."""
         layer, cache, step = self.layer, self.layer.cache, self.step
         dim = triton.next_power_of_2(cache.head_dim)
-        if self.small_by is DecodeKernel.HOPPER_SMALL:
+        if self.decode_by is DecodeKernel.HOPPER:
             programs = cache.heads * hopper_decode.programs_of_group(layer.group)
             tiles = most_tiles(step.longest_context, cache.window, hopper_decode.TILE)
-            return plan_small_hopper_splits(step.decodes, programs, dim, tiles)
+            small = self.small_by is DecodeKernel.HOPPER_SMALL
+            plan = plan_small_hopper_splits if small else plan_hopper_splits
+            return plan(step.decodes, programs, dim, tiles)
         tile = tile_keys(dim, layer.dtype.itemsize)
         tiles = most_tiles(step.longest_context, cache.window, tile)
         return plan_small_splits(step.decodes, cache.heads, tiles)

@@ -93,6 +93,15 @@ class DecodeWorkspace:
         )
 
 
+def full_device(dim: int) -> int:
+    """Return FULL_DEVICE of `attention.hopper_decode` with heads of up to dim, a power of two.
+
+    Those of 64 take half as much of a multiprocessor as those of 128; of 256 one program asks for as much at
+    once as two do of these.
+    """
+    return FULL_DEVICE * 128 // dim
+
+
 def runs_at_once(batch: int, num_kv_heads: int) -> bool:
     """Tell whether so many rows have room on the device at the same time."""
     return batch * num_kv_heads <= FULL_DEVICE
@@ -116,12 +125,8 @@ def plan_small_splits(batch: int, num_kv_heads: int, max_tiles: int) -> int:
 
 
 def plan_hopper_splits(batch: int, programs: int, dim: int, max_tiles: int) -> int:
-    """Return that of `attention.hopper_decode`, with so many programs for a split of a row.
-
-    dim: a head's, up to a power of two. Those of heads of 64 take half as much of a multiprocessor.
-    """
-    full = FULL_DEVICE * 128 // dim
-    return max(min(full // (batch * programs), MAX_SPLITS, max_tiles), 1)
+    """Return that of `attention.hopper_decode`, with so many programs for a split of a row."""
+    return max(min(full_device(dim) // (batch * programs), MAX_SPLITS, max_tiles), 1)
 
 
 def plan_small_hopper_splits(batch: int, programs: int, dim: int, max_tiles: int) -> int:
@@ -150,7 +155,7 @@ def plan_division(
         return Division(long_rows, 1, batch, 1)  # so many are work enough until the last one is done
     room = max(len(workspace.lse) // batch, 1)
     long_splits = min(LONG_ROW_SPLITS, room)
-    at_once = RESIDENT * 128 // dim * multiprocessors
+    at_once = RESIDENT * 128 // min(dim, 128) * multiprocessors
     left = programs - at_once
     if not 0 < left <= at_once // 2:
         return Division(long_rows, long_splits, batch, 1)
@@ -201,7 +206,7 @@ def spares_room(batch: int, programs: int, dim: int, splits: int) -> bool:
 
     Of fewer than eight splits one less would be too much.
     """
-    return splits >= 8 and 4 * batch * programs * splits > 3 * FULL_DEVICE * 128 // dim
+    return splits >= 8 and 4 * batch * programs * splits > 3 * full_device(dim)
 
 
 @triton.jit

@@ -17,7 +17,8 @@ from quire.kernels.pointwise.activation import Activation, UngatedActivation, ac
 
 FEW_OUTPUTS = 2048
 MANY_OUTPUTS = 4096
-MOST_BEYOND = 1.1
+LONG = 8192  # columns
+MOST_BEYOND, MOST_BEYOND_OF_FEW = 1.1, 1.15
 
 
 def linear_of_one(
@@ -64,17 +65,24 @@ class Tiles:
 def tiles_of_one(outputs: int, columns: int, *, gated: bool) -> Tiles:
     """Return how a weight [outputs, columns] is divided, or a gate and an up projection of that shape each.
 
-    As measured for the products of eight models from 0.6B to 14B on an H200 (loadtest/results/gemv.json).
-    Small programs leave the memory more to do while others end; but where there are few of them, each has to
-    ask for much at once.
+    As measured for the products of eight models from 0.6B to 14B on an H200 (loadtest/results/gemv.json), and
+    in layers and steps on an H100 (loadtest/results/one-token-tiles.json). Small programs leave the memory
+    more to do while others end; but where there are few of them, each has to ask for much at once.
     """
     most = triton.next_power_of_2(columns)
     if gated:
-        return Tiles(1 if outputs >= MANY_OUTPUTS else 2, min(512, most), 16)
+        if outputs < MANY_OUTPUTS:
+            return Tiles(2, min(512, most), 16)
+        return Tiles(1, 1024, 8) if columns == 2048 else Tiles(1, min(512, most), 16)
+    long = columns >= LONG and columns % 2048 == 0
     if outputs <= FEW_OUTPUTS:
-        return Tiles(4, min(2048, most), 8)
+        return Tiles(8 if long else 4, min(2048, most), 8)
+    few = outputs < MANY_OUTPUTS
+    if few and long:
+        return Tiles(4, 2048, 8)
     beyond = triton.cdiv(columns, 1024) * 1024  # columns that are asked for, with those that are not there
-    return Tiles(4, min(1024, most), 8) if beyond <= MOST_BEYOND * columns else Tiles(4, min(512, most), 16)
+    suited = beyond <= (MOST_BEYOND_OF_FEW if few else MOST_BEYOND) * columns
+    return Tiles(4, min(1024, most), 8) if suited else Tiles(4, min(512, most), 16)
 
 
 # Before kernels ahead have ended, see `kernels.launch`.

@@ -61,9 +61,16 @@ PADDED_HEADS = [
     (3, 1, 112, 16, 20, True, False),
     (6, 2, 48, 16, 0, False, True),
 ]
+# Heads that they multiply in halves.
+HALVED_HEADS = [
+    (4, 1, 256, 16, 0, True, True),
+    (4, 2, 192, 64, 0, True, False),
+    (16, 1, 256, 32, 20, True, True),
+    (24, 1, 136, 16, 0, False, True),
+]
 if torch.cuda.is_available():
-    SHAPES += LARGE_GROUPS + PADDED_HEADS
-    SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS + PADDED_HEADS)
+    SHAPES += LARGE_GROUPS + PADDED_HEADS + HALVED_HEADS
+    SPLITS += [[None, 1, 2]] * len(LARGE_GROUPS + PADDED_HEADS + HALVED_HEADS)
 LARGE = [i for i, shape in enumerate(SHAPES) if shape in LARGE_GROUPS]
 LONG_ON_GPUS = [shape for shape in SHAPES[11:] if shape[4] == 0]  # by a window no row is long
 

@@ -78,6 +78,13 @@ SPILLS_LIMIT = {
     "hopper_decode_shared_96": 0,
     "hopper_decode_new_group_16_72": 0,
     "hopper_decode_known_40": 0,
+    "hopper_decode_known_256": 0,
+    "hopper_decode_new_256": 0,
+    "hopper_decode_new_split_256": 0,
+    "hopper_decode_beside_split_256": 0,
+    "hopper_decode_shared_256": 0,
+    "hopper_decode_new_group_16_192": 0,
+    "hopper_decode_new_group_24_136": 0,
     "hopper_decode_shared": 0,
     "hopper_decode_shared_fp12": 0,
     "hopper_decode_new_group_16": 0,
@@ -178,6 +185,8 @@ COPIES_EARLY = {
     "hopper_decode_new": 32,
     "hopper_decode_fp12": 0,
     "hopper_decode_known_fp12": 24,
+    "hopper_decode_known_256": 32,
+    "hopper_decode_new_split_256": 64,
     "hopper_linear_16": 9,
     "hopper_linear_head_16": 5,
     "hopper_linear_64": 6,
@@ -198,6 +207,7 @@ WRITES_EARLY = {
     "hopper_decode_beside",
     "hopper_decode_beside_split",
     "hopper_decode_beside_split_fp12",
+    "hopper_decode_beside_split_256",
 }  # what no kernel ahead touches; all others wait before they write
 
 
@@ -490,6 +500,12 @@ def hopper_decode_variants() -> dict[str, Case]:
     padded = [(96, name) for name in ("_known", "_new", "_new_small", "_shared")] + [(72, "_new_group_16")]
     variants |= {f"{name}_{dim}": variants[name] | {"HEAD_DIM": dim} for dim, name in padded}
     variants["_known_40"] = variants["_known"] | {"HEAD_DIM": 40, "DIM": 64}
+    halved = [(256, name) for name in ("_known", "_new", "_new_split", "_beside_split", "_shared")]
+    halved += [(192, "_new_group_16"), (136, "_new_group_24")]
+    for dim, name in halved:
+        stages = hopper_decode.STAGES if "split" in name else hopper_decode.HALVED_STAGES
+        wide = {"HEAD_DIM": dim, "DIM": 256, "STAGES": stages}
+        variants[f"{name}_{dim}"] = variants[name] | wide
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded
     found = {}
     for name, constants in variants.items():

@@ -35,7 +35,7 @@ def test_the_workspace_holds_every_plan(max_batch: int) -> None:
             for max_tiles in (1, 7, 64, 4096):
                 counts = [plan(batch, kv_heads, max_tiles) for plan in (plan_splits, plan_small_splits)]
                 for plan in (plan_hopper_splits, plan_small_hopper_splits):
-                    counts += [plan(batch, kv_heads, dim, max_tiles) for dim in (64, 128)]
+                    counts += [plan(batch, kv_heads, dim, max_tiles) for dim in (64, 128, 256)]
                 for splits in counts:
                     assert 1 <= splits <= max_tiles
                     assert splits == 1 or splits * batch <= capacity

@@ -233,6 +233,17 @@ def test_nothing_is_fused_without_a_gpu():
     assert most_fused_tokens(NO_GPU, layer_of(1024, (2048, 3072), 4096, torch.bfloat16)) == 0
 
 
+def test_few_programs_ask_for_much_at_once_for_one_token():
+    assert tiles_of_one(2048, 8192, gated=False) == Tiles(rows=8, chunk=2048, held=8)
+    assert tiles_of_one(3072, 12288, gated=False) == Tiles(rows=4, chunk=2048, held=8)
+    assert tiles_of_one(3584, 18944, gated=False) == Tiles(rows=4, chunk=1024, held=8)  # not in whole pieces
+    assert tiles_of_one(8192, 28672, gated=False) == Tiles(rows=4, chunk=1024, held=8)
+    assert tiles_of_one(3584, 3584, gated=False) == Tiles(rows=4, chunk=1024, held=8)
+    assert tiles_of_one(4608, 3584, gated=False) == Tiles(rows=4, chunk=512, held=16)
+    assert tiles_of_one(8192, 2048, gated=True) == Tiles(rows=1, chunk=1024, held=8)
+    assert tiles_of_one(1024, 2048, gated=True) == Tiles(rows=2, chunk=512, held=16)  # a rank's
+
+
 def test_one_token_asks_for_few_columns_that_are_not_there():
     assert tiles_of_one(6144, 4096, gated=False) == Tiles(rows=4, chunk=1024, held=8)
     assert tiles_of_one(6144, 2560, gated=False) == Tiles(rows=4, chunk=512, held=16)

@@ -201,11 +201,13 @@ def test_hopper_decodes_groups_of_up_to_32(heads: int, by: str, held: KVFormat) 
         (68, "SPLIT"),
         (72, "HOPPER"),
         (96, "HOPPER"),
-        (136, "SPLIT"),
+        (136, "HOPPER"),
+        (256, "HOPPER"),
+        (264, "SPLIT"),
     ],
 )
 def test_hopper_decodes_heads_that_are_copied_in_whole_pieces(head_dim: int, by: str) -> None:
-    """Up to 64 they are as small as those of 64, above as large as those of 128."""
+    """Up to 64 they are as small as those of 64, above as large as those of 128, then as those of 256."""
     layer = gated(4096, 32, 8, 14336, cache=CacheSpec(8, head_dim), output=Matrix(4096, 32 * head_dim))
     assert made(plan_layer(hopper, layer, BF16, decodes(512)))["decode_by"] is DecodeKernel[by]
     few = made(plan_layer(hopper, layer, BF16, decodes(4)))
@@ -214,7 +216,10 @@ def test_hopper_decodes_heads_that_are_copied_in_whole_pieces(head_dim: int, by:
         assert few == (small if head_dim <= 64 else {"decode_by": DecodeKernel.HOPPER})
     ungrouped = gated(4096, 24, 24, 14336, cache=CacheSpec(24, head_dim), output=Matrix(4096, 24 * head_dim))
     one = made(plan_layer(hopper, ungrouped, BF16, decodes(1)))
-    assert by == "SPLIT" or one["splits"] == (16 if head_dim <= 64 else 10)
+    if by == "HOPPER":
+        assert one["splits"] == (16 if head_dim <= 64 else 10 if head_dim <= 128 else 5)
+        small = DecodeKernel.HOPPER_SMALL if head_dim <= 128 else DecodeKernel.HOPPER
+        assert one["decode_by"] is small
 
 
 @each_gpu

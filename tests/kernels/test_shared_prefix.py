@@ -44,6 +44,8 @@ def cascade_of(cascades: list[list[int]], batch: int, device: torch.device) -> t
 
 # (q heads, kv heads, head dim, block size): groups of 1, 2, 4 and 7
 SHAPES = [(2, 2, 64, 16), (4, 2, 80, 32), (4, 1, 128, 64), (7, 1, 96, 128), (2, 2, 64, 1), (4, 1, 128, 4)]
+if torch.cuda.is_available():
+    SHAPES += [(4, 1, 256, 16), (16, 1, 192, 64)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "dtype"), with_dtypes(SHAPES))

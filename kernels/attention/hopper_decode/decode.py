@@ -16,9 +16,16 @@ from torch import Tensor
 from quire.kernels.attention.batch import AttentionLayer, DecodeBatch
 from quire.kernels.attention.hopper_decode.decode_kernel import decode_kernel
 from quire.kernels.attention.hopper_decode.products import LANES
-from quire.kernels.attention.hopper_decode.tiles import WARPS
+from quire.kernels.attention.hopper_decode.tiles import WARPS, WIDEST
 from quire.kernels.attention.kv_tile import LOG2_E
-from quire.kernels.attention.splits import FULL_DEVICE, DecodeWorkspace, Division, Sparing, plan_division
+from quire.kernels.attention.splits import (
+    FULL_DEVICE,
+    DecodeWorkspace,
+    Division,
+    Sparing,
+    full_device,
+    plan_division,
+)
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.kv_scales import words
 from quire.kernels.formats.layer_cache import LayerCache
@@ -34,6 +41,10 @@ STAGES = 2
 # `attention.decode` wants it behind kernels that take little. A layer of 4 and of 8 rows of Qwen3-0.6B takes
 # 22.9 and 26.9 µs on an H100, with two 25.9 and 29.6.
 SMALL_STAGES = 1
+# Of heads of more than 128 a multiprocessor has room for two programs with one stage, or one with STAGES. Of
+# 1,900 keys 256 and 64 rows take a layer like Gemma 3 1B's 215.7 and 76.1 µs with one on an H100, 218.9 and
+# 76.9 with two; 32 rows and one take it 52.8 and 32.7 with two, 54.3 and 36.5 with one.
+HALVED_STAGES = 1
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
@@ -42,16 +53,26 @@ def programs_of_group(group: int) -> int:
     return triton.cdiv(group, LANES.value)
 
 
+def stages_of(dim: int, programs: int, *, small: bool) -> int:
+    """Return the stages of so many programs for heads of up to dim, a power of two.
+
+    small: in little shared memory, of heads of up to 128.
+    """
+    if dim > WIDEST.value and programs > full_device(dim):
+        return HALVED_STAGES
+    return SMALL_STAGES if small else STAGES
+
+
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:
     """Tell whether `hopper_decode` takes `group` query heads of dtype for each kv head, and such blocks.
 
-    It wants dependent launches, 16-bit numbers, heads of up to 128 in groups of up to 32, and blocks of 16 or
+    It wants dependent launches, 16-bit numbers, heads of up to 256 in groups of up to 32, and blocks of 16 or
     more. A multiple of 8 is copied in pieces of 16 bytes; heads of 32 and less were not tried.
     """
     return (
         gpu.has_dependent_launch
         and dtype.itemsize == 2
-        and 32 < head_dim <= 128
+        and 32 < head_dim <= 256
         and head_dim % 8 == 0
         and programs_of_group(group) <= MOST_PROGRAMS
         and block_size >= LEAST_BLOCK
@@ -90,7 +111,7 @@ def hopper_decode(
 
     Several splits are not merged; with one, long rows may be divided all the same, but for such as share
     `prefixes`: cascade_of, lens, and partials and lse of the workspace, or all None. See READY for `ready`.
-    stages: STAGES or SMALL_STAGES. sparing: see `attention.splits.tiles_of_split`.
+    stages: see `stages_of`. sparing: see `attention.splits.tiles_of_split`.
     """
     num_q_heads, head_dim = q.shape[1:]
     dim = triton.next_power_of_2(head_dim)

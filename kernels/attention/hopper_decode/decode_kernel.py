@@ -20,14 +20,15 @@ from quire.kernels.attention.hopper_decode.parts import (
 from quire.kernels.attention.hopper_decode.products import (
     LANES,
     as_operands,
+    merged_sums,
     no_values,
     scores_of,
     values_of,
-    whole_sums,
     with_values,
 )
 from quire.kernels.attention.hopper_decode.tiles import (
     WARPS,
+    WIDEST,
     allocate_stages,
     ask_for_tile,
     bring_tile,
@@ -129,8 +130,11 @@ def decode_kernel(
     dtype: gl.constexpr = q.dtype.element_ty
     gl.static_assert(not PLANES or DIM == HEAD_DIM)
     # Of a vector, or of a plane of it, in 16 bits: here and in the cache.
-    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM
+    WIDTH: gl.constexpr = DIM // 4 if PLANES else min(DIM, WIDEST)
     PITCH: gl.constexpr = DIM // 4 if PLANES else HEAD_DIM
+    # Keys and values are then asked for one after the other, each as soon as what they replace is read.
+    HALVED: gl.constexpr = DIM > WIDEST
+    ASKED: gl.constexpr = 2 if HALVED else 1  # times for a tile
     TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [WARPS, 1, 1], [2, 1, 0])
     stages = allocate_stages(dtype, STAGES, KEYS, DIM, PLANES)
     strides = (block_stride, scale_block_stride)
@@ -142,16 +146,18 @@ def decode_kernel(
     old = filled if READY == 1 else count
     if READY > 0:
         for stage in gl.static_range(STAGES):
-            if stage < old:
-                ask_for_tile(
-                    kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
-                )  # fmt: skip
-            async_copy.commit_group()
+            for part in gl.static_range(ASKED):
+                if stage < old:
+                    ask_for_tile(
+                        kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
+                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, part if HALVED else None,
+                    )  # fmt: skip
+                async_copy.commit_group()
     if BRINGS and filled > STAGES:
         bring_tile(
-            kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE, WIDTH, PITCH, PLANES
-        )
+            kv, table, begin + STAGES, last_key, strides, part_stride, BLOCK_SIZE, TILE,
+            WIDTH if PLANES else DIM, PITCH, PLANES,
+        )  # fmt: skip
 
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     ROW: gl.constexpr = gl.SliceLayout(2, SCORES)
@@ -195,12 +201,13 @@ def decode_kernel(
         return
     if READY < 2:
         for stage in gl.static_range(STAGES):
-            if (READY == 0 or stage >= old) and stage < count:
-                ask_for_tile(
-                    kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                    TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
-                )  # fmt: skip
-            async_copy.commit_group()
+            for part in gl.static_range(ASKED):
+                if (READY == 0 or stage >= old) and stage < count:
+                    ask_for_tile(
+                        kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
+                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, part if HALVED else None,
+                    )  # fmt: skip
+                async_copy.commit_group()
 
     token = q + index.to(gl.int64) * q_stride
     inside = (lane <= own if NEW and not APART else lane < own)[:, None] & real[None, :]
@@ -208,7 +215,8 @@ def decode_kernel(
     last = split == splits - 1
     # What comes to what the keys of this split give in the end: the newest token, or the shared prefix.
     more = no_parts(DIM, LOADED)
-    if SHARED:
+    score = gl.full([LANES], float("-inf"), gl.float32, gl.SliceLayout(1, LOADED))
+    if SHARED and not HALVED:
         spread = (index, q_head, lane < own, num_kv_heads * GROUP)
         more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, HEAD_DIM, DIM, LOADED)
     if NEW:
@@ -245,13 +253,13 @@ def decode_kernel(
                 gl.store(slot + dim, new_k.to(dtype), real)
                 gl.store(slot + part_stride + dim, new_v.to(dtype), real)
             score = gl.sum(heads.to(gl.float32) * new_k[None, :], 1) * scale_log2
-            more = with_part(more, score, new_v[None, :])
+            if not HALVED:
+                more = with_part(more, score, new_v[None, :])
     peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
     total = gl.zeros([WARPS, LANES], gl.float32, ROW)
     sums = no_values(DIM, SCORES, PLANES)
     QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], dtype, MERGED))
-    queries = as_operands(spread, SCORES, QUERIES, PLANES)
+    queries = as_operands(heads, SCORES, QUERIES, MERGED, PLANES)
 
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
@@ -260,16 +268,18 @@ def decode_kernel(
     for step in range(count):
         now = step % STAGES
         tile_key = (begin + step) * TILE
-        async_copy.wait_group(STAGES - 1)
-        scores = scores_of(queries, stages, now, KEYS, SCORES, K, PLANES)
+        async_copy.wait_group(ASKED * STAGES - 1)
+        scores = scores_of(queries, stages, now, KEYS, SCORES, QUERIES, K, PLANES)
         values = values_of(stages, now, SCORES, K, PLANES)
         if step + STAGES < count:
             ask_for_tile(
                 kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
-                TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES,
+                TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, 0 if HALVED else None,
             )  # fmt: skip
         async_copy.commit_group()
-        ahead = find_keys(table, begin + step + 1 + STAGES, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH)
+        after = begin + step + 1 + STAGES
+        if not HALVED:
+            ahead = find_keys(table, after, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH)
         seen = (tile_key + key >= first_key) & (tile_key + key < cached_len)
         scores = gl.where(seen, scores * scale_log2, float("-inf"))
         new_peak = gl.maximum(peak, gl.max(scores, 2))
@@ -277,15 +287,31 @@ def decode_kernel(
         decay = gl.exp2(peak - new_peak)
         total = total * decay + gl.sum(weights, 2)
         peak = new_peak
-        sums = with_values(sums, decay[:, :, None], weights, values, dtype, QUERIES, PLANES)
+        if HALVED:
+            async_copy.wait_group(ASKED * STAGES - 1)
+        sums = with_values(sums, decay[:, :, None], weights, values, dtype, QUERIES, K, PLANES)
+        if HALVED:
+            if step + STAGES < count:
+                ask_for_tile(
+                    kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
+                    TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, 1,
+                )  # fmt: skip
+            async_copy.commit_group()
+            ahead = find_keys(table, after, last_key, strides, TILES, BLOCK_SIZE, TILE, PITCH)
 
     peak = gl.convert_layout(peak, gl.SliceLayout(2, MERGED))
     total = gl.convert_layout(total, gl.SliceLayout(2, MERGED))
     highest = gl.max(peak, 0)
     share = gl.exp2(peak - highest[None, :])
-    result = gl.sum(whole_sums(sums, MERGED, PLANES) * share[:, :, None], 0)
+    result = merged_sums(sums, share, MERGED, PLANES)
     whole = gl.convert_layout(gl.sum(total * share, 0), gl.SliceLayout(1, LOADED))
     highest = gl.convert_layout(highest, gl.SliceLayout(1, LOADED))
+    if HALVED:  # only now, for want of registers
+        if SHARED:
+            spread = (index, q_head, lane < own, num_kv_heads * GROUP)
+            more = prefix_parts(prefix_partials, prefix_lse, shared_len, spread, dim, HEAD_DIM, DIM, LOADED)
+        if NEW:
+            more = with_part(more, score, new_v[None, :])
     if NEW or SHARED:
         highest, whole, result = both_parts((highest, whole, result), more)
     result /= whole[:, None]

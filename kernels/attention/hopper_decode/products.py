@@ -2,7 +2,8 @@
 
 Of 16-bit numbers in one product, of `formats.fp12`'s planes in four: words of a plane and of the one with
 what is left become two numbers of a quarter of the dimensions by masks. What is kept by quarters is a tuple
-of them, else of one.
+of them, else of one. Heads of more than WIDEST are multiplied in halves, which stay in shared memory until
+then.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from quire.kernels.attention.hopper_decode.tiles import WARPS
+from quire.kernels.attention.hopper_decode.tiles import WARPS, WIDEST
 from quire.kernels.formats.fp12 import PAIRS
 
 LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
+HALVES = gl.constexpr(4)  # of a stage: two of keys, two of values
 # A number made of words has an exponent too small by 112. Queries and weights are made larger by a part of
 # that, as bf16 has room for, and fp32's sums by the rest.
 RAISED = gl.constexpr(2.0**60)
@@ -30,37 +32,43 @@ def _quarter(low: gl.tensor, rest: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor
 
 @gluon.jit
 def as_operands(
-    heads: gl.tensor, SCORES: gl.constexpr, QUERIES: gl.constexpr, PLANES: gl.constexpr
+    heads: gl.tensor, SCORES: gl.constexpr, QUERIES: gl.constexpr, MERGED: gl.constexpr, PLANES: gl.constexpr
 ) -> gl.tuple:  # fmt: skip
-    """Query heads [WARPS, LANES, DIM] for products with keys."""
-    if PLANES:
-        QUARTER: gl.constexpr = heads.shape[2] // 4
-        raised = (heads.to(gl.float32) * RAISED).to(heads.dtype)
+    """Query heads [LANES, DIM] for products with keys: in registers, or of halves in shared memory."""
+    DIM: gl.constexpr = heads.shape[1]
+    if DIM > WIDEST:
+        KEPT: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+        kept = gl.allocate_shared_memory(heads.dtype, heads.shape, KEPT)
+        kept.store(heads)
+        return (kept,)
+    elif PLANES:
+        spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], heads.dtype, MERGED))
+        raised = (spread.to(gl.float32) * RAISED).to(heads.dtype)
         raised = gl.convert_layout(raised, SCORES)  # a thread of which has all quarters
-        even, odd = gl.split(raised.reshape([WARPS, LANES, 2, 2, QUARTER]).permute((0, 1, 4, 2, 3)))
+        even, odd = gl.split(raised.reshape([WARPS, LANES, 2, 2, DIM // 4]).permute((0, 1, 4, 2, 3)))
         q0, q2 = gl.split(even)
         q1, q3 = gl.split(odd)
         q0, q1 = gl.convert_layout(q0, QUERIES), gl.convert_layout(q1, QUERIES)
         return q0, q1, gl.convert_layout(q2, QUERIES), gl.convert_layout(q3, QUERIES)
     else:
-        return (gl.convert_layout(heads, QUERIES),)
+        spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], heads.dtype, MERGED))
+        return (gl.convert_layout(spread, QUERIES),)
 
 
 @gluon.jit
 def no_values(DIM: gl.constexpr, SCORES: gl.constexpr, PLANES: gl.constexpr) -> gl.tuple:
     """Sums of values, as `with_values` goes on with."""
-    WIDTH: gl.constexpr = DIM // 4 if PLANES else DIM
-    zeros = gl.zeros([WARPS, LANES, WIDTH], gl.float32, SCORES)
-    if PLANES:
-        return zeros, zeros, zeros, zeros
-    else:
-        return (zeros,)
+    WIDTH: gl.constexpr = DIM // 4 if PLANES else min(DIM, WIDEST)
+    sums: gl.tuple = ()
+    for _ in gl.static_range(DIM // WIDTH):
+        sums += (gl.zeros([WARPS, LANES, WIDTH], gl.float32, SCORES),)
+    return sums
 
 
 @gluon.jit
 def scores_of(
     queries: gl.tuple, stages: gl.tuple, stage: gl.tensor, KEYS: gl.constexpr, SCORES: gl.constexpr,
-    K: gl.constexpr, PLANES: gl.constexpr,
+    QUERIES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
     """Return [WARPS, LANES, KEYS] of queries as `as_operands` gives them and the keys of a stage."""
     scores = gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES)
@@ -74,6 +82,12 @@ def scores_of(
         scores = mma_v2(queries[3], _quarter(b, rest, 3), scores)
         scale = stages[6].index(stage).load(gl.SliceLayout(1, SCORES)).to(gl.int16)
         return scores * (scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED_AFTER)[:, None, :]
+    elif len(stages) == HALVES:
+        for half in gl.static_range(2):
+            kept = queries[0].slice(half * WIDEST, WIDEST, 1).load(gl.SliceLayout(0, QUERIES))
+            spread, _ = gl.broadcast(kept[None, :, :], gl.zeros([WARPS, LANES, WIDEST], kept.dtype, QUERIES))
+            scores = mma_v2(spread, stages[half].index(stage).permute((0, 2, 1)).load(K), scores)
+        return scores
     else:
         k = stages[0].index(stage).permute((0, 2, 1)).load(K)
         return mma_v2(queries[0], k, scores)
@@ -83,13 +97,18 @@ def scores_of(
 def values_of(
     stages: gl.tuple, stage: gl.tensor, SCORES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr
 ) -> gl.tuple:
-    """Return the values of a stage in registers, for `with_values`: the stage may then be filled again."""
+    """Return the values of a stage for `with_values`.
+
+    In registers: the stage may then be filled again. But those of halves stay where they are.
+    """
     if PLANES:
         a = stages[3].index(stage).load(K)
         b = stages[4].index(stage).load(K)
         rest = stages[5].index(stage).load(K)
         scale = (stages[6].index(stage).load(gl.SliceLayout(1, SCORES)) >> 16).to(gl.int16)
         return a, b, rest, scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED
+    elif len(stages) == HALVES:
+        return stages[2].index(stage), stages[3].index(stage)
     else:
         return (stages[1].index(stage).load(K),)
 
@@ -97,7 +116,7 @@ def values_of(
 @gluon.jit
 def with_values(
     sums: gl.tuple, decay: gl.tensor, weights: gl.tensor, values: gl.tuple, dtype: gl.constexpr,
-    QUERIES: gl.constexpr, PLANES: gl.constexpr,
+    QUERIES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """Add to sums · decay [WARPS, LANES, 1] a tile's values, weighted [WARPS, LANES, KEYS]."""
     if PLANES:
@@ -107,16 +126,30 @@ def with_values(
         sum1 = mma_v2(weighing, _quarter(a, rest, 1), sums[1] * decay)
         sum2 = mma_v2(weighing, _quarter(b, rest, 2), sums[2] * decay)
         return sum0, sum1, sum2, mma_v2(weighing, _quarter(b, rest, 3), sums[3] * decay)
+    elif len(sums) == 2:
+        weighing = gl.convert_layout(weights.to(dtype), QUERIES)
+        low = mma_v2(weighing, values[0].load(K), sums[0] * decay)
+        return low, mma_v2(weighing, values[1].load(K), sums[1] * decay)
     else:
         return (mma_v2(gl.convert_layout(weights.to(dtype), QUERIES), values[0], sums[0] * decay),)
 
 
 @gluon.jit
-def whole_sums(sums: gl.tuple, MERGED: gl.constexpr, PLANES: gl.constexpr) -> gl.tensor:
-    """Sums of values [WARPS, LANES, DIM] of all dimensions."""
+def merged_sums(sums: gl.tuple, share: gl.tensor, MERGED: gl.constexpr, PLANES: gl.constexpr) -> gl.tensor:
+    """Add up warps' sums of values, of each as much as `share` [WARPS, LANES] says: [LANES, DIM]."""
     if PLANES:
         pairs = gl.join(gl.join(sums[0], sums[2]), gl.join(sums[1], sums[3])).permute((0, 1, 3, 4, 2))
         DIM: gl.constexpr = 4 * sums[0].shape[2]
-        return gl.convert_layout(pairs.reshape([WARPS, LANES, DIM]), MERGED) * RAISED_AFTER
+        whole = gl.convert_layout(pairs.reshape([WARPS, LANES, DIM]), MERGED) * RAISED_AFTER
+        return gl.sum(whole * share[:, :, None], 0)
+    elif len(sums) == 2:  # one after the other, for want of registers
+        HALF: gl.constexpr = gl.BlockedLayout(
+            [WARPS, 1, 8], [1, 256 // WIDEST, WIDEST // 8], [1, WARPS, 1], [2, 1, 0]
+        )
+        share = gl.convert_layout(share, gl.SliceLayout(2, HALF))[:, :, None]
+        low = gl.sum(gl.convert_layout(sums[0], HALF) * share, 0)
+        high = gl.sum(gl.convert_layout(sums[1], HALF) * share, 0)
+        both = gl.join(low, high).permute((0, 2, 1)).reshape([LANES, 2 * WIDEST])
+        return gl.convert_layout(both, gl.SliceLayout(0, MERGED))
     else:
-        return gl.convert_layout(sums[0], MERGED)
+        return gl.sum(gl.convert_layout(sums[0], MERGED) * share[:, :, None], 0)

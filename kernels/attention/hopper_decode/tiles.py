@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 WARPS = gl.constexpr(4)
+# Dimensions of a head that are multiplied at once: with more a thread has too few registers.
+WIDEST = gl.constexpr(128)
 
 
 @gluon.jit
@@ -27,10 +29,12 @@ def allocate_stages(
         stages += (gl.allocate_shared_memory(gl.int32, [STAGES, WARPS, KEYS], FLAT),)
         return stages
     else:
+        WIDTH: gl.constexpr = min(DIM, WIDEST)
         WHOLE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-        keys = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], WHOLE)
-        values = gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM], WHOLE)
-        return keys, values
+        halves: gl.tuple = ()  # of keys, then of values
+        for _ in gl.static_range(2 * DIM // WIDTH):
+            halves += (gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, WIDTH], WHOLE),)
+        return halves
 
 
 @gluon.jit
@@ -52,14 +56,15 @@ def find_keys(
 @gluon.jit
 def ask_for_tile(
     kv: gl.tensor, scales: gl.tensor, stages: gl.tuple, stage: gl.tensor, first: gl.tuple, tile: gl.tensor,
-    cached_len: gl.tensor, part_stride: gl.tensor,
-    TILES: gl.constexpr, KEYS: gl.constexpr, WIDTH: gl.constexpr, PITCH: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, PLANES: gl.constexpr,
+    cached_len: gl.tensor, part_stride: gl.tensor, TILES: gl.constexpr, KEYS: gl.constexpr,
+    WIDTH: gl.constexpr, PITCH: gl.constexpr, BLOCK_SIZE: gl.constexpr, PLANES: gl.constexpr,
+    PART: gl.constexpr = None,
 ) -> None:  # fmt: skip
     """Have a tile copied to a stage of shared memory, each warp its own keys'.
 
     `first` is what `find_keys` gave for that `tile` of the context. Keys that the cache does not hold are
     zeros: what is in their place may be NaN, and costs time.
+    PART: of heads in halves only keys (0) or values (1).
     """
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
@@ -67,19 +72,27 @@ def ask_for_tile(
     place = kv + (first[0][:, None, None] + (key * PITCH)[None, :, None] + dim[None, None, :])
     key_held = ((tile * WARPS + warp) * KEYS)[:, None] + key[None, :] < cached_len
     held, _ = gl.broadcast(key_held[:, :, None], place)
-    if PITCH < WIDTH:
-        held &= (dim < PITCH)[None, None, :]
-    if PLANES:
-        for plane in gl.static_range(3):
-            there = place + plane * (BLOCK_SIZE * PITCH)
-            async_copy.async_copy_global_to_shared(stages[plane].index(stage), there, mask=held)
-            there += part_stride
-            async_copy.async_copy_global_to_shared(stages[3 + plane].index(stage), there, mask=held)
-        scale = scales + (first[1][:, None] + key[None, :])
-        async_copy.async_copy_global_to_shared(stages[6].index(stage), scale, mask=key_held)
+    if PART is not None:
+        for half in gl.static_range(2):
+            real = held
+            if (half + 1) * WIDTH > PITCH:
+                real &= (dim < PITCH - half * WIDTH)[None, None, :]
+            there = place + PART * part_stride + half * WIDTH
+            async_copy.async_copy_global_to_shared(stages[2 * PART + half].index(stage), there, mask=real)
     else:
-        async_copy.async_copy_global_to_shared(stages[0].index(stage), place, mask=held)
-        async_copy.async_copy_global_to_shared(stages[1].index(stage), place + part_stride, mask=held)
+        if PITCH < WIDTH:
+            held &= (dim < PITCH)[None, None, :]
+        if PLANES:
+            for plane in gl.static_range(3):
+                there = place + plane * (BLOCK_SIZE * PITCH)
+                async_copy.async_copy_global_to_shared(stages[plane].index(stage), there, mask=held)
+                there += part_stride
+                async_copy.async_copy_global_to_shared(stages[3 + plane].index(stage), there, mask=held)
+            scale = scales + (first[1][:, None] + key[None, :])
+            async_copy.async_copy_global_to_shared(stages[6].index(stage), scale, mask=key_held)
+        else:
+            async_copy.async_copy_global_to_shared(stages[0].index(stage), place, mask=held)
+            async_copy.async_copy_global_to_shared(stages[1].index(stage), place + part_stride, mask=held)
 
 
 @gluon.jit
