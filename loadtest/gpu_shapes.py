@@ -32,13 +32,14 @@ from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.model_configs import write_model_folder
 from quire.loadtest.offline.bench import requests
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings, needs_of
-from quire.loadtest.shape_configs import DENSE, EXPERTS
+from quire.loadtest.shape_configs import DENSE, EXPERTS, UNTUNED
 from quire.loadtest.workloads import Work
 
 ROWS = "1,8,256"
 PROMPT, STEPS = 512, 64  # tokens of each sequence, and steps that are timed
 RUNS = 3
-CONFIGS = {**DENSE, **EXPERTS}
+GRID = {**DENSE, **EXPERTS}
+CONFIGS = {**GRID, **UNTUNED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Timing:
 
 def main() -> int:
     parser = command_parser(__doc__)
-    parser.add_argument("--models", default=",".join(CONFIGS), help="some of them, by commas")
+    parser.add_argument("--models", default=",".join(GRID), help=f"some of {', '.join(CONFIGS)} (the grid)")
     parser.add_argument("--rows", default=ROWS, help=f"sequences that decode at once ({ROWS})")
     parser.add_argument("--kv-cache-dtype", default="auto", help="as `quire serve` takes it (auto)")
     parser.add_argument("--json", type=Path, help="where one JSON object goes, anew after each model")

@@ -153,6 +153,19 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": EXPERTS["gpt-oss-20b"],
 }
 
+# Shapes that nothing was chosen by: what holds of the others should hold of these.
+UNTUNED: dict[str, dict[str, Any]] = {
+    "qwen3-1.7b": {**QWEN3, **sizes(2048, 28, 16, 8, 6144), "tie_word_embeddings": True},
+    "qwen2.5-3b": {**DENSE["qwen2.5-1.5b"], **sizes(2048, 36, 16, 2, 11008)},
+    "llama-3.2-3b": {
+        **LLAMA,
+        **sizes(3072, 28, 24, 8, 8192),
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-14b": CONFIGS["qwen3-14b"],
+}
+
 # Layer norms, and MLPs of two products without a gate.
 UNGATED: dict[str, dict[str, Any]] = {
     "starcoder2-3b": DENSE["starcoder2-3b"],

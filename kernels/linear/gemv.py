@@ -17,8 +17,8 @@ from quire.kernels.pointwise.activation import Activation, UngatedActivation, ac
 
 FEW_OUTPUTS = 2048
 MANY_OUTPUTS = 4096
-LONG = 8192  # columns
-MOST_BEYOND, MOST_BEYOND_OF_FEW = 1.1, 1.15
+# Times the columns that there are.
+MOST_ASKED, MOST_ASKED_OF_FEW, MOST_ASKED_OF_GATE = 1.1, 1.15, 1.25
 
 
 def linear_of_one(
@@ -66,23 +66,39 @@ def tiles_of_one(outputs: int, columns: int, *, gated: bool) -> Tiles:
     """Return how a weight [outputs, columns] is divided, or a gate and an up projection of that shape each.
 
     As measured for the products of eight models from 0.6B to 14B on an H200 (loadtest/results/gemv.json), and
-    in layers and steps on an H100 (loadtest/results/one-token-tiles.json). Small programs leave the memory
-    more to do while others end; but where there are few of them, each has to ask for much at once.
+    in the layers of nine on an H100 (loadtest/results/one-token-tiles.json). Small programs leave the memory
+    more to do while others end; but where there are few of them, or rows are long, each has to ask for much
+    at once.
     """
     most = triton.next_power_of_2(columns)
     if gated:
-        if outputs < MANY_OUTPUTS:
-            return Tiles(2, min(512, most), 16)
-        return Tiles(1, 1024, 8) if columns == 2048 else Tiles(1, min(512, most), 16)
-    long = columns >= LONG and columns % 2048 == 0
+        return _tiles_of_gate(outputs, columns)
     if outputs <= FEW_OUTPUTS:
-        return Tiles(8 if long else 4, min(2048, most), 8)
+        doubled = outputs >= 1536 and columns >= 6144
+        return Tiles(8 if doubled else 4, min(2048, most), 8)
     few = outputs < MANY_OUTPUTS
-    if few and long:
+    if few and columns >= 8192 and columns % 2048 == 0:
         return Tiles(4, 2048, 8)
-    beyond = triton.cdiv(columns, 1024) * 1024  # columns that are asked for, with those that are not there
-    suited = beyond <= (MOST_BEYOND_OF_FEW if few else MOST_BEYOND) * columns
+    if not few and columns >= 16384:
+        return Tiles(8, 2048, 8)
+    suited = _asked(columns, 1024) <= (MOST_ASKED_OF_FEW if few else MOST_ASKED) * columns
     return Tiles(4, min(1024, most), 8) if suited else Tiles(4, min(512, most), 16)
+
+
+def _tiles_of_gate(outputs: int, columns: int) -> Tiles:
+    most = triton.next_power_of_2(columns)
+    if outputs < MANY_OUTPUTS:
+        return Tiles(2, min(512, most), 16)
+    if columns in (2048, 3072):
+        return Tiles(1, 1024, 8 if columns == 2048 else 16)
+    if _asked(columns, 512) > MOST_ASKED_OF_GATE * columns:
+        return Tiles(1, most, 32)  # all at once, of what is not there nothing is read
+    return Tiles(1, min(512, most), 16)
+
+
+def _asked(columns: int, chunk: int) -> int:
+    """Return for how many columns is asked, with those that are not there."""
+    return triton.cdiv(columns, chunk) * chunk
 
 
 # Before kernels ahead have ended, see `kernels.launch`.

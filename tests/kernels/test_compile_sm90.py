@@ -124,6 +124,7 @@ SPILLS_LIMIT = {
     "qkv_to_cache_fp12": 0,
     "qkv_to_cache_numbers_fp12": 0,
     "gemv_add": 0,
+    "gemv_add_long": 0,
     "gemv_gate_up": 0,
     "gemv_gelu": 0,
     "gemv_geglu": 0,
@@ -349,7 +350,7 @@ def plain_variants() -> dict[str, Case]:
     linear |= {"KIND": None}
     gate_up = linear | {"COLUMNS": 4096, "ROWS": 1, "CHUNK": 512}
     gate_up |= {"GATED": True, "ADDED": False, "bias": None, "KIND": "silu"}
-    geglu = gate_up | {"OUTPUTS": 6912, "COLUMNS": 1152, "norm": None, "KIND": "gelu_tanh"}
+    geglu = gate_up | {"OUTPUTS": 6912, "COLUMNS": 1152, "CHUNK": 2048, "norm": None, "KIND": "gelu_tanh"}
     linear |= {"GATED": False, "bias": None, "norm": None}
     activated = linear | {"OUTPUTS": 12288, "COLUMNS": 3072, "ADDED": False, "KIND": "gelu_tanh"}
     del activated["bias"]
@@ -359,9 +360,10 @@ def plain_variants() -> dict[str, Case]:
     alone_gelu = {"WIDTH": 12288, "BLOCK": activation.BLOCK, "KIND": "gelu"}
     variants |= {
         "gemv_add": (gemv._gemv_kernel, linear, {"num_warps": 4}),
+        "gemv_add_long": (gemv._gemv_kernel, linear | {"ROWS": 8, "CHUNK": 2048}, {"num_warps": 8}),
         "gemv_gate_up": (gemv._gemv_kernel, gate_up, {"num_warps": 1}),
         "gemv_gelu": (gemv._gemv_kernel, activated, {"num_warps": 4}),
-        "gemv_geglu": (gemv._gemv_kernel, geglu, {"num_warps": 1}),
+        "gemv_geglu": (gemv._gemv_kernel, geglu, {"num_warps": 2}),
         "gemv_exact": (gemv._gemv_kernel, exact, {"num_warps": 8}),
         "layer_norm": (layer_norm._layer_norm_kernel, normed, {"num_warps": 16}),
         "sandwich_norm": (sandwich_norm._sandwich_kernel, gemma, {"num_warps": 8}),

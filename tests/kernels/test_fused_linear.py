@@ -1,6 +1,7 @@
 """Fused linear layers of one token and of a few, against the unfused ones in fp64."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from products import (
 
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.gpu import NO_GPU
+from quire.kernels.linear import gemv
 from quire.kernels.linear.alone import (
     activated_linear,
     activated_linear_reference,
@@ -116,6 +118,29 @@ def test_add_linear_works_in_place(function, columns, outputs, biased, dtype, de
     exact = residual.double() + F.linear(x.double(), weight.double(), bias.double() if biased else None)
     function(residual, x, weight, bias if biased else None)
     assert_near(residual, exact, dtype)
+
+
+ALL_TILES = {
+    tiles_of_one(outputs, columns, gated=gated)
+    for outputs in (1024, 2048, 3072, 4096, 5120)
+    for columns in (640, 896, 1152, 1536, 2048, 2560, 3072, 4096, 8192, 17408)
+    for gated in (False, True)
+}
+
+
+@pytest.mark.parametrize("tiles", sorted(ALL_TILES, key=str), ids=str)
+def test_one_token_is_multiplied_the_same_by_any_tiles(tiles: Tiles, dtype, device):
+    """Of few outputs and of columns that fill no chunk, so that an interpreter comes to them."""
+    columns, outputs = 2500, 9
+    x, norm, weight, _ = draw(columns, 2 * outputs, dtype, device)
+    with mock.patch.object(gemv, "tiles_of_one", lambda *_, gated: tiles):
+        gated = torch.zeros(1, outputs, dtype=dtype, device=device)
+        linear_of_one(gated, x, weight, None, norm, 1e-6, gated=True, added=False)
+        added = torch.ones(1, 2 * outputs, dtype=dtype, device=device)
+        linear_of_one(added, x, weight, None, None, 0.0, gated=False, added=True)
+    gate, up = F.linear(exact_norm(x, norm), weight.double()).chunk(2, dim=1)
+    assert_near(gated, F.silu(gate) * up, dtype)
+    assert_near(added, 1 + F.linear(x.double(), weight.double()), dtype)
 
 
 # Of several tokens the references everywhere, the kernel where there is a GPU: it is of Triton's lower level,
@@ -233,15 +258,42 @@ def test_nothing_is_fused_without_a_gpu():
     assert most_fused_tokens(NO_GPU, layer_of(1024, (2048, 3072), 4096, torch.bfloat16)) == 0
 
 
-def test_few_programs_ask_for_much_at_once_for_one_token():
-    assert tiles_of_one(2048, 8192, gated=False) == Tiles(rows=8, chunk=2048, held=8)
-    assert tiles_of_one(3072, 12288, gated=False) == Tiles(rows=4, chunk=2048, held=8)
-    assert tiles_of_one(3584, 18944, gated=False) == Tiles(rows=4, chunk=1024, held=8)  # not in whole pieces
-    assert tiles_of_one(8192, 28672, gated=False) == Tiles(rows=4, chunk=1024, held=8)
-    assert tiles_of_one(3584, 3584, gated=False) == Tiles(rows=4, chunk=1024, held=8)
-    assert tiles_of_one(4608, 3584, gated=False) == Tiles(rows=4, chunk=512, held=16)
-    assert tiles_of_one(8192, 2048, gated=True) == Tiles(rows=1, chunk=1024, held=8)
-    assert tiles_of_one(1024, 2048, gated=True) == Tiles(rows=2, chunk=512, held=16)  # a rank's
+@pytest.mark.parametrize(
+    ("outputs", "columns", "tiles"),
+    [
+        (2048, 8192, Tiles(rows=8, chunk=2048, held=8)),
+        (1536, 8960, Tiles(rows=8, chunk=2048, held=8)),
+        (
+            1152,
+            6912,
+            Tiles(rows=4, chunk=2048, held=8),
+        ),  # of 8 rows it would be a round and a bit
+        (2048, 2048, Tiles(rows=4, chunk=2048, held=8)),
+        (3072, 12288, Tiles(rows=4, chunk=2048, held=8)),
+        (3584, 18944, Tiles(rows=4, chunk=1024, held=8)),  # not in whole pieces
+        (3584, 3584, Tiles(rows=4, chunk=1024, held=8)),
+        (4608, 3584, Tiles(rows=4, chunk=512, held=16)),
+        (4096, 14336, Tiles(rows=4, chunk=1024, held=8)),
+        (5120, 17408, Tiles(rows=8, chunk=2048, held=8)),
+    ],
+)
+def test_few_programs_and_long_rows_ask_for_much_at_once(outputs: int, columns: int, tiles: Tiles) -> None:
+    assert tiles_of_one(outputs, columns, gated=False) == tiles
+
+
+@pytest.mark.parametrize(
+    ("outputs", "columns", "tiles"),
+    [
+        (6912, 1152, Tiles(rows=1, chunk=2048, held=32)),
+        (8960, 1536, Tiles(rows=1, chunk=512, held=16)),
+        (8192, 2048, Tiles(rows=1, chunk=1024, held=8)),
+        (1024, 2048, Tiles(rows=2, chunk=512, held=16)),  # a rank's
+        (8192, 3072, Tiles(rows=1, chunk=1024, held=16)),
+        (14336, 4096, Tiles(rows=1, chunk=512, held=16)),
+    ],
+)
+def test_gates_are_asked_for_in_pieces_that_are_there(outputs: int, columns: int, tiles: Tiles) -> None:
+    assert tiles_of_one(outputs, columns, gated=True) == tiles
 
 
 def test_one_token_asks_for_few_columns_that_are_not_there():
