@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from interpreting import look_builtins_up_once
+from interpreting import do_once_what_the_interpreter_repeats
 from paged import DTYPES, HAS_GPU
 
 if not HAS_GPU:
-    look_builtins_up_once()
+    do_once_what_the_interpreter_repeats()
 
 
 @pytest.fixture

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -24,9 +27,50 @@ def _replace_builtins(owner: ModuleType | type, builder: Any, scope: Any) -> Non
             interpreter._patch_attr(owner, name, member, builder, scope)
 
 
-def look_builtins_up_once() -> None:
-    """Have the interpreter find by their names what it replaces, at each call of a function in a kernel.
+_replaced: set[ModuleType] = set()  # languages, until the kernel that runs has ended
+_replace_languages = interpreter._patch_lang
 
-    Else it looks through every member of the language each time, a third of what kernel tests took.
+
+@cache
+def _languages_of(function: Callable[..., Any]) -> frozenset[ModuleType]:
+    """Return those that a function in a kernel sees."""
+    seen = (value for value in function.__globals__.values() if isinstance(value, ModuleType))
+    return frozenset(value for value in seen if value in (tl, tl.core))
+
+
+def _replace_languages_once(function: Callable[..., Any]) -> Any:
+    languages = _languages_of(function)
+    if languages and languages <= _replaced:
+        return interpreter._LangPatchScope()
+    scope = _replace_languages(function)
+    _replaced.update(languages)
+    restore = scope.restore
+
+    def restore_all() -> None:
+        restore()
+        _replaced.clear()
+
+    scope.restore = restore_all
+    return scope
+
+
+_POINTER = np.dtype(np.uint64)
+_numpy_of = cache(interpreter._get_np_dtype)  # of an element's type: a table of all was made for each
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+    return _POINTER if isinstance(element, tl.pointer_type) else _numpy_of(element)
+
+
+def do_once_what_the_interpreter_repeats() -> None:
+    """Have it replace the language once for a kernel, not at each call of a function in it, and by names.
+
+    Else it looks through every member of the language each time, half of what kernel tests took. Nor does it
+    look for overflows, a third of what was left: it found them and told nobody, for want of `debug`.
     """
     interpreter._patch_builtin = _replace_builtins
+    interpreter._patch_lang = _replace_languages_once
+    interpreter._get_np_dtype = _numpy_dtype
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
