@@ -1,9 +1,9 @@
 """Time ways to divide one token's products: `python -m quire.loadtest.gpu_one_token [--models NAME,…]`.
 
-Of a layer's products, each in turn has every division that `linear.gemv` can take, the others what serving
-takes: within the model's own layers, in a CUDA graph, since what is quickest alone often is not behind and
-before other kernels. The models are native ones of `quire.loadtest.shape_configs`, with dummy weights. Prints
-microseconds of a layer. Needs one CUDA device.
+Of a layer's products that `linear.gemv` computes, each in turn has every division that it can take, the
+others what serving takes: within the model's own layers, in a CUDA graph, since what is quickest alone often
+is not behind and before other kernels. The models are native ones of `quire.loadtest.shape_configs`, with
+dummy weights. Prints microseconds of a layer. Needs one CUDA device.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
-from quire.engine.models.native_config import read_native
+from quire.engine.models.native_config import has_native, read_native
 from quire.kernels.backend import Backend, triton_backend
 from quire.kernels.linear import gemv
 from quire.kernels.linear.gemv import Tiles, tiles_of_one
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.gpu_layer import measure
 from quire.loadtest.model_configs import write_model_folder
-from quire.loadtest.shape_configs import DENSE, UNTUNED
+from quire.loadtest.shape_configs import DENSE, OTHERS
 
-CONFIGS = {**DENSE, **UNTUNED}
+CONFIGS = {name: config for name, config in {**DENSE, **OTHERS}.items() if has_native(config)}
 CONTEXT = 544  # tokens
 MOST_LAYERS = 12
 ROWS, CHUNKS, HELD = (1, 2, 4, 8), (512, 1024, 2048, 4096), (8, 16, 32)
@@ -42,10 +42,9 @@ SHOWN = 4  # divisions of each product that are printed
 class Product:
     """A weight [outputs, columns] of a layer, or a gate and an up projection of that shape each."""
 
-    name: str
     outputs: int
     columns: int
-    gated: bool = False
+    gated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +56,6 @@ class Timing:
     tiles: Tiles
     chosen: bool
     microseconds: float
-
-
-def products_of(config: ModelConfig, intermediate: int) -> list[Product]:
-    heads, kv_heads = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
-    return [
-        Product("qkv", heads + 2 * kv_heads, config.hidden_size),
-        Product("output", config.hidden_size, heads),
-        Product("gate", intermediate, config.hidden_size, gated=True),
-        Product("down", config.hidden_size, intermediate),
-    ]
 
 
 def divisions(product: Product) -> Iterator[Tiles]:
@@ -87,41 +76,59 @@ def divisions(product: Product) -> Iterator[Tiles]:
 
 
 @contextmanager
-def divided(product: Product, tiles: Tiles) -> Iterator[None]:
-    """Have one token's products of that shape divided so."""
-    shape = product.outputs, product.columns, product.gated
+def noted() -> Iterator[dict[Product, None]]:
+    """Note the products that `linear.gemv` computes meanwhile, in their order."""
+    products: dict[Product, None] = {}
 
     def tiles_of(outputs: int, columns: int, *, gated: bool) -> Tiles:
-        same = (outputs, columns, gated) == shape
+        products[Product(outputs, columns, gated)] = None
+        return tiles_of_one(outputs, columns, gated=gated)
+
+    with mock.patch.object(gemv, "tiles_of_one", tiles_of):
+        yield products
+
+
+@contextmanager
+def divided(product: Product, tiles: Tiles) -> Iterator[None]:
+    """Have one token's products of that shape divided so."""
+
+    def tiles_of(outputs: int, columns: int, *, gated: bool) -> Tiles:
+        same = Product(outputs, columns, gated) == product
         return tiles if same else tiles_of_one(outputs, columns, gated=gated)
 
     with mock.patch.object(gemv, "tiles_of_one", tiles_of):
         yield
 
 
-def time_products(
-    name: str, model: Model, config: ModelConfig, intermediate: int, backend: Backend
-) -> list[Timing]:
+def time_products(name: str, model: Model, config: ModelConfig, backend: Backend) -> list[Timing]:
     """Time all divisions of a model's products; each product's quickest come first."""
+
+    def time() -> float:
+        return round(measure(name, model, config, backend, 1, CONTEXT, "equal").microseconds, 2)
+
+    with noted() as products:
+        time()
     timings: list[Timing] = []
-    for product in products_of(config, intermediate):
+    for product in products:
         found: list[Timing] = []
         for tiles in divisions(product):
             with divided(product, tiles):
-                took = measure(name, model, config, backend, 1, CONTEXT, "equal").microseconds
-            found.append(Timing(name, product, tiles, not found, round(took, 2)))
+                found.append(Timing(name, product, tiles, not found, time()))
         timings += sorted(found, key=lambda each: each.microseconds)
     return timings
 
 
 def main() -> int:
     parser = command_parser(__doc__)
-    parser.add_argument("--models", default=",".join(UNTUNED), help=f"some of {', '.join(CONFIGS)}")
+    parser.add_argument("--models", default=",".join(OTHERS), help=f"some of {', '.join(CONFIGS)}")
     parser.add_argument("--json", type=Path, help="where one JSON object goes, anew after each model")
     arguments = parse_for_cuda(parser)
+    names = arguments.models.split(",")
+    if unknown := sorted({*names} - {*CONFIGS}):
+        parser.error(f"--models: {', '.join(unknown)} not known; give some of {', '.join(CONFIGS)}")
     backend = triton_backend()
     timings: list[Timing] = []
-    for name in arguments.models.split(","):
+    for name in names:
         layers = min(CONFIGS[name]["num_hidden_layers"], MOST_LAYERS)
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             write_model_folder(Path(folder), {**CONFIGS[name], "num_hidden_layers": layers})
@@ -130,15 +137,13 @@ def main() -> int:
                 Path(folder), config, backend, device="cuda", dtype=torch.bfloat16, max_model_len=2048,
                 load_format="dummy",
             )  # fmt: skip
-            found = time_products(name, model, config, CONFIGS[name]["intermediate_size"], backend)
-        for _, alike in itertools.groupby(found, key=lambda each: each.product):
+            found = time_products(name, model, config, backend)
+        for product, alike in itertools.groupby(found, key=lambda each: each.product):
+            print(f"{name} {product}", flush=True)
             for rank, each in enumerate(alike):
                 if rank < SHOWN or each.chosen:
                     mark = " chosen" if each.chosen else ""
-                    print(
-                        f"{name} {each.product.name}: {each.microseconds:.2f} µs {each.tiles}{mark}",
-                        flush=True,
-                    )
+                    print(f"  {each.microseconds:8.2f} µs  {each.tiles}{mark}", flush=True)
         timings += found
         figures = {"timings": [asdict(each) for each in timings]}
         write_json(arguments.json, torch.cuda.get_device_name(), figures)

@@ -153,8 +153,8 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": EXPERTS["gpt-oss-20b"],
 }
 
-# Shapes that nothing was chosen by: what holds of the others should hold of these.
-UNTUNED: dict[str, dict[str, Any]] = {
+# Beside the grid, which most choices of kernels were made by: what holds there should hold here.
+OTHERS: dict[str, dict[str, Any]] = {
     "qwen3-1.7b": {**QWEN3, **sizes(2048, 28, 16, 8, 6144), "tie_word_embeddings": True},
     "qwen2.5-3b": {**DENSE["qwen2.5-1.5b"], **sizes(2048, 36, 16, 2, 11008)},
     "llama-3.2-3b": {

@@ -188,7 +188,7 @@ def decode_splits(
     beside = mode is DecodeMode.BESIDE
     if by_hopper:
         programs = count * num_kv_heads * hopper.programs_of_group(group) * splits
-        stages = hopper.stages_of(dim, programs, small=by is DecodeKernel.HOPPER_SMALL)
+        stages = hopper.stages_of(gpu, dim, programs, small=by is DecodeKernel.HOPPER_SMALL)
         ready = {DecodeMode.AFTER: 0, DecodeMode.KNOWN: 1}.get(mode, 2)
         hopper.hopper_decode(
             q, out, batch, layer, cache, workspace, splits, prefixes, ready, stages,

@@ -66,19 +66,19 @@ def tiles_of_one(outputs: int, columns: int, *, gated: bool) -> Tiles:
     """Return how a weight [outputs, columns] is divided, or a gate and an up projection of that shape each.
 
     As measured for the products of eight models from 0.6B to 14B on an H200 (loadtest/results/gemv.json), and
-    in the layers of nine on an H100 (loadtest/results/one-token-tiles.json). Small programs leave the memory
-    more to do while others end; but where there are few of them, or rows are long, each has to ask for much
-    at once.
+    in the layers of eleven on an H100 (loadtest/results/one-token-tiles.json). Small programs leave the
+    memory more to do while others end; but where there are few of them, or rows are long, each has to ask for
+    much at once.
     """
     most = triton.next_power_of_2(columns)
     if gated:
         return _tiles_of_gate(outputs, columns)
     if outputs <= FEW_OUTPUTS:
-        doubled = outputs >= 1536 and columns >= 6144
-        return Tiles(8 if doubled else 4, min(2048, most), 8)
+        enough = outputs == FEW_OUTPUTS and columns >= 6144  # programs of 8 rows
+        return Tiles(8 if enough else 4, min(2048, most), 8)
     few = outputs < MANY_OUTPUTS
     if few and columns >= 8192 and columns % 2048 == 0:
-        return Tiles(4, 2048, 8)
+        return Tiles(2, 4096, 16) if columns == 8192 else Tiles(4, 2048, 8)
     if not few and columns >= 16384:
         return Tiles(8, 2048, 8)
     suited = _asked(columns, 1024) <= (MOST_ASKED_OF_FEW if few else MOST_ASKED) * columns
@@ -89,7 +89,7 @@ def _tiles_of_gate(outputs: int, columns: int) -> Tiles:
     most = triton.next_power_of_2(columns)
     if outputs < MANY_OUTPUTS:
         return Tiles(2, min(512, most), 16)
-    if columns in (2048, 3072):
+    if columns in (2048, 3072):  # two or three whole pieces
         return Tiles(1, 1024, 8 if columns == 2048 else 16)
     if _asked(columns, 512) > MOST_ASKED_OF_GATE * columns:
         return Tiles(1, most, 32)  # all at once, of what is not there nothing is read

@@ -64,7 +64,7 @@ def _numpy_dtype(dtype: Any) -> Any:
 
 
 def do_once_what_the_interpreter_repeats() -> None:
-    """Have it replace the language once for a kernel, not at each call of a function in it, and by names.
+    """Have the interpreter replace the language once for a kernel, by names, not at each call in it.
 
     Else it looks through every member of the language each time, half of what kernel tests took. Nor does it
     look for overflows, a third of what was left: it found them and told nobody, for want of `debug`.

@@ -28,6 +28,7 @@ from quire.kernels.attention import prefill as prefill_attention
 from quire.kernels.attention import token_places
 from quire.kernels.attention.decode import EARLY, SMALL_STAGES, decode_tiles, has_room_for_new_heads
 from quire.kernels.attention.decode_kernel import decode_kernel
+from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.key_tiles import KeyTiles
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
@@ -78,6 +79,7 @@ SHARED_OF_HOPPER_DECODE = (
     "hopper_decode_fp12",
     "hopper_decode_new",
     "hopper_decode_64_fp12",
+    "hopper_decode_new_split_256",
 )
 
 
@@ -263,6 +265,12 @@ def attention_bytes(likeness: int) -> list[tuple[int, tuple[Any, ...], int]]:
     return found
 
 
+def hopper_case(case: Case, gpu: Gpu) -> Case:
+    """Return the same with the stages that few programs have on a GPU."""
+    stages = hopper_decode.stages_of(gpu, case.constants["DIM"], 1, small=False)
+    return case._replace(constants={**case.constants, "STAGES": stages})
+
+
 def small_bytes() -> list[tuple[int, str, int]]:
     """Return shared memory of all other kernels, by GPU and name, for the oldest GPU and the newest."""
     both = variants()
@@ -271,7 +279,11 @@ def small_bytes() -> list[tuple[int, str, int]]:
     found = []
     for capability in (80, 120):
         chip = GPUS[capability]
-        of_chip = fixed | {name: both[name] for name in SHARED_OF_HOPPER_DECODE if chip.has_dependent_launch}
+        of_chip = fixed | {
+            name: hopper_case(both[name], chip)
+            for name in SHARED_OF_HOPPER_DECODE
+            if chip.has_dependent_launch
+        }
         for name, case in of_chip.items():
             if chip.has_e4m3 or "fp8" not in name:
                 found.append((capability, name, shared_bytes(for_gpu(case, chip), capability)))

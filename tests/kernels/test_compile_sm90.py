@@ -505,7 +505,7 @@ def hopper_decode_variants() -> dict[str, Case]:
     halved = [(256, name) for name in ("_known", "_new", "_new_split", "_beside_split", "_shared")]
     halved += [(192, "_new_group_16"), (136, "_new_group_24")]
     for dim, name in halved:
-        stages = hopper_decode.STAGES if "split" in name else hopper_decode.HALVED_STAGES
+        stages = hopper_decode.STAGES if "split" in name else hopper_decode.STAGES_OF_HALVES
         wide = {"HEAD_DIM": dim, "DIM": 256, "STAGES": stages}
         variants[f"{name}_{dim}"] = variants[name] | wide
     variants = {name: constants | no_scales for name, constants in variants.items()} | rounded

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 from paged import (
@@ -26,7 +27,7 @@ from quire.kernels.attention.cascade import PrefixWorkspace
 from quire.kernels.attention.decode import DecodeMode, decode, decode_splits
 from quire.kernels.attention.decode_reference import decode_reference
 from quire.kernels.attention.gather import WORTH_A_PART, DecodeGather
-from quire.kernels.attention.hopper_decode.decode import TILE, hopper_decode
+from quire.kernels.attention.hopper_decode.decode import STAGES, STAGES_OF_HALVES, TILE, hopper_decode
 from quire.kernels.attention.splits import RESIDENT, DecodeWorkspace, plan_division
 from quire.kernels.formats.kv_format import FP32, KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
@@ -82,6 +83,12 @@ MODES_AND_FORMATS = [
         if HAS_GPU
         else []
     ),
+]
+
+# (head dim, and those): heads that Hopper multiplies in halves, as many as its cache holds in their own type.
+WITH_LARGE_HEADS = [
+    *((128, *rest) for rest in MODES_AND_FORMATS),
+    *((dim, *rest) for dim in (136, 256) for rest in MODES_AND_FORMATS if HAS_GPU and rest[2] is None),
 ]
 
 BEYOND = 2  # tokens after the rows' own, of others in the step
@@ -283,13 +290,14 @@ def test_long_rows_beside_short_ones(
 
 @pytest.mark.parametrize(("kv_heads", "more", "left_splits"), [(2, 3, 3), (8, 1, 8)])
 @pytest.mark.parametrize(
-    ("window", "mode", "held", "dtype"),
-    with_dtypes(MODES_AND_FORMATS),
+    ("head_dim", "window", "mode", "held", "dtype"),
+    with_dtypes(WITH_LARGE_HEADS),
 )
 def test_a_few_rows_more_than_run_at_once(
     kv_heads: int,
     more: int,
     left_splits: int,
+    head_dim: int,
     window: int,
     mode: DecodeMode,
     held: KVFormat | None,
@@ -301,17 +309,18 @@ def test_a_few_rows_more_than_run_at_once(
     undivided = RESIDENT * gpu_of(device).multiprocessors // kv_heads if on_gpu else 1
     lengths = [700 - i for i in range(undivided + more)] if on_gpu else [130, 129, 65]
     heads = 2 * kv_heads
-    paged, cache = held_as(make_paged(lengths, kv_heads, 128, 16, dtype, device), held)
-    q = fused_queries(len(lengths) + BEYOND, heads, 128, dtype).to(device)
+    paged, cache = held_as(make_paged(lengths, kv_heads, head_dim, 16, dtype, device), held)
+    q = fused_queries(len(lengths) + BEYOND, heads, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    workspace = poisoned_workspace(len(lengths), heads, 128, device)
+    workspace = poisoned_workspace(len(lengths), heads, head_dim, device)
     order = paged.context_lens.argsort(descending=True).int()
-    layer = attention_layer(heads, kv_heads, 128, window)
+    layer = attention_layer(heads, kv_heads, head_dim, window)
     decode(q, out, paged.decodes(order, workspace), layer, cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert not workspace.arrivals.any()
     if of_hopper(dtype, held, device):
-        division = plan_division(len(lengths), kv_heads, 128, gpu_of(device).multiprocessors, workspace)
+        dim = triton.next_power_of_2(head_dim)
+        division = plan_division(len(lengths), kv_heads, dim, gpu_of(device).multiprocessors, workspace)
         assert division.left_splits == left_splits
         expected_parts = []
         for row in range(undivided, len(lengths)):
@@ -324,10 +333,11 @@ def test_a_few_rows_more_than_run_at_once(
 
 
 @pytest.mark.parametrize(
-    ("window", "mode", "held", "dtype"),
-    with_dtypes((min(window, 70), *rest) for window, *rest in MODES_AND_FORMATS),
+    ("head_dim", "window", "mode", "held", "dtype"),
+    with_dtypes((dim, min(window, 70), *rest) for dim, window, *rest in WITH_LARGE_HEADS),
 )
 def test_many_rows(
+    head_dim: int,
     window: int,
     mode: DecodeMode,
     held: KVFormat | None,
@@ -338,17 +348,19 @@ def test_many_rows(
     """More than run at once, by one kernel; contexts end anywhere in a tile, past them the cache is NaN."""
     on_gpu = device.type == "cuda"
     lengths = [i * 37 % 150 for i in range(600 if on_gpu else 6)]
-    paged, cache = held_as(make_paged(lengths, 2, 128, 16, dtype, device), held)
-    q = fused_queries(len(lengths) + BEYOND, 4, 128, dtype).to(device)
+    paged, cache = held_as(make_paged(lengths, 2, head_dim, 16, dtype, device), held)
+    q = fused_queries(len(lengths) + BEYOND, 4, head_dim, dtype).to(device)
     out = torch.full(q.shape, UNTOUCHED, dtype=dtype, device=device)
-    workspace = poisoned_workspace(len(lengths), 4, 128, device)
+    workspace = poisoned_workspace(len(lengths), 4, head_dim, device)
     called = Mock(side_effect=hopper_decode)
     monkeypatch.setattr("quire.kernels.attention.hopper_decode.decode.hopper_decode", called)
     batch = paged.decodes(any_order(len(lengths), device), workspace)
-    decode(q, out, batch, attention_layer(4, 2, 128, window), cache, mode, splits=1)
+    decode(q, out, batch, attention_layer(4, 2, head_dim, window), cache, mode, splits=1)
     torch.testing.assert_close(out.cpu().double(), expected(q, paged, window), atol=TOLERANCE[dtype], rtol=0)
     assert workspace.lse.isnan().all()  # none of the rows was divided
-    assert called.called == of_hopper(dtype, held, device)
+    stages = [call.args[9] for call in called.call_args_list]
+    wanted = STAGES if head_dim <= 128 else STAGES_OF_HALVES
+    assert stages == ([wanted] if of_hopper(dtype, held, device) else [])
 
 
 @pytest.mark.parametrize("attention", [decode, decode_reference])

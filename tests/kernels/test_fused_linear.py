@@ -262,13 +262,10 @@ def test_nothing_is_fused_without_a_gpu():
     ("outputs", "columns", "tiles"),
     [
         (2048, 8192, Tiles(rows=8, chunk=2048, held=8)),
-        (1536, 8960, Tiles(rows=8, chunk=2048, held=8)),
-        (
-            1152,
-            6912,
-            Tiles(rows=4, chunk=2048, held=8),
-        ),  # of 8 rows it would be a round and a bit
+        (1536, 8960, Tiles(rows=4, chunk=2048, held=8)),
+        (1152, 6912, Tiles(rows=4, chunk=2048, held=8)),
         (2048, 2048, Tiles(rows=4, chunk=2048, held=8)),
+        (3072, 8192, Tiles(rows=2, chunk=4096, held=16)),
         (3072, 12288, Tiles(rows=4, chunk=2048, held=8)),
         (3584, 18944, Tiles(rows=4, chunk=1024, held=8)),  # not in whole pieces
         (3584, 3584, Tiles(rows=4, chunk=1024, held=8)),

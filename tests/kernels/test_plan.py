@@ -19,6 +19,7 @@ from quire.engine.models.native_config import read_native
 from quire.engine.models.pre_norm import PreNormLayer
 from quire.engine.models.weights import Weights
 from quire.kernels.attention.decode import DecodeKernel
+from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.prefill import PrefillKernel
 from quire.kernels.attention.recipes import ATTEND, UNMERGED
 from quire.kernels.backend import torch_backend
@@ -220,6 +221,17 @@ def test_hopper_decodes_heads_that_are_copied_in_whole_pieces(head_dim: int, by:
         assert one["splits"] == (16 if head_dim <= 64 else 10 if head_dim <= 128 else 5)
         small = DecodeKernel.HOPPER_SMALL if head_dim <= 128 else DecodeKernel.HOPPER
         assert one["decode_by"] is small
+
+
+@each_gpu
+def test_programs_of_large_heads_have_the_stages_that_fit(gpu: Gpu) -> None:
+    """A multiprocessor to themselves: two, if they have room. As many as the device holds have one."""
+    two_fit = gpu.shared_memory >= 2 * (64 + 64) * 256 * 2 + 16 * 256 * 2  # keys, values and queries
+    for programs, stages in ((1, 2), (128, 2), (129, 1), (512, 1)):
+        wanted = stages if two_fit else 1
+        assert hopper_decode.stages_of(gpu, 256, programs, small=False) == wanted
+        assert hopper_decode.stages_of(gpu, 128, programs, small=False) == 2
+        assert hopper_decode.stages_of(gpu, 128, programs, small=True) == 1
 
 
 @each_gpu

@@ -1,37 +1,40 @@
-"""Every division of one token's products that is timed can run, and serving's is the first of them."""
+"""Divisions of one token's products that are timed: which there are, and that each is used in its place."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from quire.engine.models.native_config import read_native
 from quire.kernels.linear import gemv
 from quire.kernels.linear.gemv import Tiles, tiles_of_one
-from quire.loadtest.gpu_one_token import Product, divided, divisions, products_of
-from quire.loadtest.model_configs import write_model_folder
-from quire.loadtest.shape_configs import UNTUNED
+from quire.loadtest.gpu_one_token import CONFIGS, Product, divided, divisions, noted
 
 
-@pytest.mark.parametrize("name", UNTUNED)
-def test_products_are_those_of_the_models_layers(name: str, tmp_path: Path) -> None:
-    write_model_folder(tmp_path, UNTUNED[name])
-    config = read_native(tmp_path)
-    products = products_of(config, UNTUNED[name]["intermediate_size"])
-    weights = sum((1 + each.gated) * each.outputs * each.columns for each in products)
-    assert weights == config.layer_weights
-    for product in products:
-        found = list(divisions(product))
-        assert len(found) == len(set(found)) > 4
-        assert found[0] == tiles_of_one(product.outputs, product.columns, gated=product.gated)
-        for tiles in found:
-            warps = tiles.chunk * 2 // (64 * tiles.held)
-            assert warps in (0, 1, 2, 4, 8, 16)
+@pytest.mark.parametrize("product", [Product(2048, 8192, False), Product(6912, 1152, True)], ids=str)
+def test_servings_division_is_the_first_of_many(product: Product) -> None:
+    found = list(divisions(product))
+    assert len(found) == len(set(found)) > 8
+    assert found[0] == tiles_of_one(product.outputs, product.columns, gated=product.gated)
+    for tiles in found:
+        warps = tiles.chunk * 2 // (64 * tiles.held)
+        assert warps in (1, 2, 4, 8, 16)
+        assert tiles.chunk < 2 * product.columns
+
+
+def test_models_are_native() -> None:
+    assert {"qwen3-4b", "qwen3-1.7b", "llama-8b"} <= set(CONFIGS)
+    assert not {"gemma-3-1b", "starcoder2-3b", "phi-3-mini"} & set(CONFIGS)
+
+
+def test_products_are_noted_once_in_their_order() -> None:
+    with noted() as products:
+        for outputs, columns, gated in ((6, 200, True), (7, 200, False), (6, 200, True)):
+            tiles = gemv.tiles_of_one(outputs, columns, gated=gated)
+            assert tiles == tiles_of_one(outputs, columns, gated=gated)
+    assert list(products) == [Product(6, 200, True), Product(7, 200, False)]
 
 
 def test_one_products_division_is_replaced_and_no_others() -> None:
-    product, tiles = Product("down", 6, 200), Tiles(2, 64, 8)
+    product, tiles = Product(6, 200, False), Tiles(2, 64, 8)
     with divided(product, tiles):
         assert gemv.tiles_of_one(6, 200, gated=False) == tiles
         for outputs, columns, gated in ((6, 200, True), (7, 200, False), (6, 201, False)):

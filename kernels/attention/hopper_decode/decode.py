@@ -41,10 +41,10 @@ STAGES = 2
 # `attention.decode` wants it behind kernels that take little. A layer of 4 and of 8 rows of Qwen3-0.6B takes
 # 22.9 and 26.9 µs on an H100, with two 25.9 and 29.6.
 SMALL_STAGES = 1
-# Of heads of more than 128 a multiprocessor has room for two programs with one stage, or one with STAGES. Of
-# 1,900 keys 256 and 64 rows take a layer like Gemma 3 1B's 215.7 and 76.1 µs with one on an H100, 218.9 and
-# 76.9 with two; 32 rows and one take it 52.8 and 32.7 with two, 54.3 and 36.5 with one.
-HALVED_STAGES = 1
+# Of heads of more than 128 a multiprocessor has room for two programs with one stage, or for one with STAGES.
+# 256 rows of 1,900 keys take a layer like Gemma 3 1B's 215.8 µs with one on an H100, 218.9 with two, 32 rows
+# in four splits 56.5 and 52.8, one in 30 splits 36.5 and 32.7.
+STAGES_OF_HALVES = 1
 BRINGS_UP_TO = 2 * FULL_DEVICE  # programs; with more of them it costs up to 1 %
 
 
@@ -53,14 +53,16 @@ def programs_of_group(group: int) -> int:
     return triton.cdiv(group, LANES.value)
 
 
-def stages_of(dim: int, programs: int, *, small: bool) -> int:
+def stages_of(gpu: Gpu, dim: int, programs: int, *, small: bool) -> int:
     """Return the stages of so many programs for heads of up to dim, a power of two.
 
-    small: in little shared memory, of heads of up to 128.
+    small: in little shared memory, which heads of more than 128 have no use for.
     """
-    if dim > WIDEST.value and programs > full_device(dim):
-        return HALVED_STAGES
-    return SMALL_STAGES if small else STAGES
+    if dim <= WIDEST.value:
+        return SMALL_STAGES if small else STAGES
+    needed = 2 * dim * (2 * STAGES * TILE + LANES.value)  # bytes of keys, values and queries
+    alone = programs <= full_device(dim) and needed <= gpu.shared_memory
+    return STAGES if alone else STAGES_OF_HALVES
 
 
 def takes_heads(gpu: Gpu, dtype: torch.dtype, head_dim: int, group: int, block_size: int) -> bool:

@@ -129,14 +129,15 @@ def decode_kernel(
 
     dtype: gl.constexpr = q.dtype.element_ty
     gl.static_assert(not PLANES or DIM == HEAD_DIM)
-    # Of a vector, or of a plane of it, in 16 bits: here and in the cache.
-    WIDTH: gl.constexpr = DIM // 4 if PLANES else min(DIM, WIDEST)
+    # Of a piece that is multiplied at once, in 16 bits; and from one key to the next, in the cache.
+    PIECES: gl.constexpr = 4 if PLANES else 2 if DIM > WIDEST else 1
+    WIDTH: gl.constexpr = DIM // PIECES
     PITCH: gl.constexpr = DIM // 4 if PLANES else HEAD_DIM
     # Keys and values are then asked for one after the other, each as soon as what they replace is read.
-    HALVED: gl.constexpr = DIM > WIDEST
-    ASKED: gl.constexpr = 2 if HALVED else 1  # times for a tile
+    HALVED: gl.constexpr = PIECES == 2
+    GROUPS: gl.constexpr = 2 if HALVED else 1  # of copies, for a tile
     TILES: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 256 // WIDTH, WIDTH // 8], [WARPS, 1, 1], [2, 1, 0])
-    stages = allocate_stages(dtype, STAGES, KEYS, DIM, PLANES)
+    stages = allocate_stages(dtype, STAGES, KEYS, DIM, PIECES)
     strides = (block_stride, scale_block_stride)
     found: gl.tuple = ()
     for stage in gl.static_range(STAGES):
@@ -146,11 +147,11 @@ def decode_kernel(
     old = filled if READY == 1 else count
     if READY > 0:
         for stage in gl.static_range(STAGES):
-            for part in gl.static_range(ASKED):
+            for group in gl.static_range(GROUPS):
                 if stage < old:
                     ask_for_tile(
                         kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, part if HALVED else None,
+                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, group if HALVED else None,
                     )  # fmt: skip
                 async_copy.commit_group()
     if BRINGS and filled > STAGES:
@@ -201,11 +202,11 @@ def decode_kernel(
         return
     if READY < 2:
         for stage in gl.static_range(STAGES):
-            for part in gl.static_range(ASKED):
+            for group in gl.static_range(GROUPS):
                 if (READY == 0 or stage >= old) and stage < count:
                     ask_for_tile(
                         kv, kv_scales, stages, stage, found[stage], begin + stage, cached_len, part_stride,
-                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, part if HALVED else None,
+                        TILES, KEYS, WIDTH, PITCH, BLOCK_SIZE, PLANES, group if HALVED else None,
                     )  # fmt: skip
                 async_copy.commit_group()
 
@@ -257,9 +258,9 @@ def decode_kernel(
                 more = with_part(more, score, new_v[None, :])
     peak = gl.full([WARPS, LANES], LOWEST, gl.float32, ROW)
     total = gl.zeros([WARPS, LANES], gl.float32, ROW)
-    sums = no_values(DIM, SCORES, PLANES)
+    sums = no_values(DIM, SCORES, PIECES)
     QUERIES: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    queries = as_operands(heads, SCORES, QUERIES, MERGED, PLANES)
+    queries = as_operands(heads, SCORES, QUERIES, MERGED, PIECES)
 
     K: gl.constexpr = gl.DotOperandLayout(1, SCORES, 2)
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, ROW))[:, None, None]
@@ -268,9 +269,9 @@ def decode_kernel(
     for step in range(count):
         now = step % STAGES
         tile_key = (begin + step) * TILE
-        async_copy.wait_group(ASKED * STAGES - 1)
-        scores = scores_of(queries, stages, now, KEYS, SCORES, QUERIES, K, PLANES)
-        values = values_of(stages, now, SCORES, K, PLANES)
+        async_copy.wait_group(GROUPS * STAGES - 1)
+        scores = scores_of(queries, stages, now, KEYS, SCORES, QUERIES, K, PIECES)
+        values = values_of(stages, now, SCORES, K, PIECES)
         if step + STAGES < count:
             ask_for_tile(
                 kv, kv_scales, stages, now, ahead, begin + step + STAGES, cached_len, part_stride,
@@ -287,9 +288,9 @@ def decode_kernel(
         decay = gl.exp2(peak - new_peak)
         total = total * decay + gl.sum(weights, 2)
         peak = new_peak
-        if HALVED:
-            async_copy.wait_group(ASKED * STAGES - 1)
-        sums = with_values(sums, decay[:, :, None], weights, values, dtype, QUERIES, K, PLANES)
+        if HALVED:  # as many groups on their way as before, of which the values are the oldest now
+            async_copy.wait_group(GROUPS * STAGES - 1)
+        sums = with_values(sums, decay[:, :, None], weights, values, dtype, QUERIES, K, PIECES)
         if HALVED:
             if step + STAGES < count:
                 ask_for_tile(
@@ -303,7 +304,7 @@ def decode_kernel(
     total = gl.convert_layout(total, gl.SliceLayout(2, MERGED))
     highest = gl.max(peak, 0)
     share = gl.exp2(peak - highest[None, :])
-    result = merged_sums(sums, share, MERGED, PLANES)
+    result = merged_sums(sums, share, MERGED, PIECES)
     whole = gl.convert_layout(gl.sum(total * share, 0), gl.SliceLayout(1, LOADED))
     highest = gl.convert_layout(highest, gl.SliceLayout(1, LOADED))
     if HALVED:  # only now, for want of registers

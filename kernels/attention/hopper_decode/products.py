@@ -3,7 +3,7 @@
 Of 16-bit numbers in one product, of `formats.fp12`'s planes in four: words of a plane and of the one with
 what is left become two numbers of a quarter of the dimensions by masks. What is kept by quarters is a tuple
 of them, else of one. Heads of more than WIDEST are multiplied in halves, which stay in shared memory until
-then.
+then: PIECES of a head are 4, 1 or 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from quire.kernels.attention.hopper_decode.tiles import WARPS, WIDEST
 from quire.kernels.formats.fp12 import PAIRS
 
 LANES = gl.constexpr(16)  # query heads of a product, and one row of them is the newest key
-HALVES = gl.constexpr(4)  # of a stage: two of keys, two of values
 # A number made of words has an exponent too small by 112. Queries and weights are made larger by a part of
 # that, as bf16 has room for, and fp32's sums by the rest.
 RAISED = gl.constexpr(2.0**60)
@@ -32,16 +31,16 @@ def _quarter(low: gl.tensor, rest: gl.tensor, NUMBER: gl.constexpr) -> gl.tensor
 
 @gluon.jit
 def as_operands(
-    heads: gl.tensor, SCORES: gl.constexpr, QUERIES: gl.constexpr, MERGED: gl.constexpr, PLANES: gl.constexpr
+    heads: gl.tensor, SCORES: gl.constexpr, QUERIES: gl.constexpr, MERGED: gl.constexpr, PIECES: gl.constexpr
 ) -> gl.tuple:  # fmt: skip
     """Query heads [LANES, DIM] for products with keys: in registers, or of halves in shared memory."""
     DIM: gl.constexpr = heads.shape[1]
-    if DIM > WIDEST:
+    if PIECES == 2:
         KEPT: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
         kept = gl.allocate_shared_memory(heads.dtype, heads.shape, KEPT)
         kept.store(heads)
         return (kept,)
-    elif PLANES:
+    elif PIECES == 4:
         spread, _ = gl.broadcast(heads[None, :, :], gl.zeros([WARPS, LANES, DIM], heads.dtype, MERGED))
         raised = (spread.to(gl.float32) * RAISED).to(heads.dtype)
         raised = gl.convert_layout(raised, SCORES)  # a thread of which has all quarters
@@ -56,23 +55,22 @@ def as_operands(
 
 
 @gluon.jit
-def no_values(DIM: gl.constexpr, SCORES: gl.constexpr, PLANES: gl.constexpr) -> gl.tuple:
+def no_values(DIM: gl.constexpr, SCORES: gl.constexpr, PIECES: gl.constexpr) -> gl.tuple:
     """Sums of values, as `with_values` goes on with."""
-    WIDTH: gl.constexpr = DIM // 4 if PLANES else min(DIM, WIDEST)
     sums: gl.tuple = ()
-    for _ in gl.static_range(DIM // WIDTH):
-        sums += (gl.zeros([WARPS, LANES, WIDTH], gl.float32, SCORES),)
+    for _ in gl.static_range(PIECES):
+        sums += (gl.zeros([WARPS, LANES, DIM // PIECES], gl.float32, SCORES),)
     return sums
 
 
 @gluon.jit
 def scores_of(
     queries: gl.tuple, stages: gl.tuple, stage: gl.tensor, KEYS: gl.constexpr, SCORES: gl.constexpr,
-    QUERIES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr,
+    QUERIES: gl.constexpr, K: gl.constexpr, PIECES: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
     """Return [WARPS, LANES, KEYS] of queries as `as_operands` gives them and the keys of a stage."""
     scores = gl.zeros([WARPS, LANES, KEYS], gl.float32, SCORES)
-    if PLANES:
+    if PIECES == 4:
         a = stages[0].index(stage).permute((0, 2, 1)).load(K)
         rest = stages[2].index(stage).permute((0, 2, 1)).load(K)
         scores = mma_v2(queries[0], _quarter(a, rest, 0), scores)
@@ -82,7 +80,7 @@ def scores_of(
         scores = mma_v2(queries[3], _quarter(b, rest, 3), scores)
         scale = stages[6].index(stage).load(gl.SliceLayout(1, SCORES)).to(gl.int16)
         return scores * (scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED_AFTER)[:, None, :]
-    elif len(stages) == HALVES:
+    elif PIECES == 2:
         for half in gl.static_range(2):
             kept = queries[0].slice(half * WIDEST, WIDEST, 1).load(gl.SliceLayout(0, QUERIES))
             spread, _ = gl.broadcast(kept[None, :, :], gl.zeros([WARPS, LANES, WIDEST], kept.dtype, QUERIES))
@@ -95,19 +93,19 @@ def scores_of(
 
 @gluon.jit
 def values_of(
-    stages: gl.tuple, stage: gl.tensor, SCORES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr
+    stages: gl.tuple, stage: gl.tensor, SCORES: gl.constexpr, K: gl.constexpr, PIECES: gl.constexpr
 ) -> gl.tuple:
     """Return the values of a stage for `with_values`.
 
     In registers: the stage may then be filled again. But those of halves stay where they are.
     """
-    if PLANES:
+    if PIECES == 4:
         a = stages[3].index(stage).load(K)
         b = stages[4].index(stage).load(K)
         rest = stages[5].index(stage).load(K)
         scale = (stages[6].index(stage).load(gl.SliceLayout(1, SCORES)) >> 16).to(gl.int16)
         return a, b, rest, scale.to(gl.float16, bitcast=True).to(gl.float32) * RAISED
-    elif len(stages) == HALVES:
+    elif PIECES == 2:
         return stages[2].index(stage), stages[3].index(stage)
     else:
         return (stages[1].index(stage).load(K),)
@@ -116,17 +114,17 @@ def values_of(
 @gluon.jit
 def with_values(
     sums: gl.tuple, decay: gl.tensor, weights: gl.tensor, values: gl.tuple, dtype: gl.constexpr,
-    QUERIES: gl.constexpr, K: gl.constexpr, PLANES: gl.constexpr,
+    QUERIES: gl.constexpr, K: gl.constexpr, PIECES: gl.constexpr,
 ) -> gl.tuple:  # fmt: skip
     """Add to sums · decay [WARPS, LANES, 1] a tile's values, weighted [WARPS, LANES, KEYS]."""
-    if PLANES:
+    if PIECES == 4:
         a, b, rest, scale = values
         weighing = gl.convert_layout((weights * scale[:, None, :]).to(dtype), QUERIES)
         sum0 = mma_v2(weighing, _quarter(a, rest, 0), sums[0] * decay)
         sum1 = mma_v2(weighing, _quarter(a, rest, 1), sums[1] * decay)
         sum2 = mma_v2(weighing, _quarter(b, rest, 2), sums[2] * decay)
         return sum0, sum1, sum2, mma_v2(weighing, _quarter(b, rest, 3), sums[3] * decay)
-    elif len(sums) == 2:
+    elif PIECES == 2:
         weighing = gl.convert_layout(weights.to(dtype), QUERIES)
         low = mma_v2(weighing, values[0].load(K), sums[0] * decay)
         return low, mma_v2(weighing, values[1].load(K), sums[1] * decay)
@@ -135,14 +133,14 @@ def with_values(
 
 
 @gluon.jit
-def merged_sums(sums: gl.tuple, share: gl.tensor, MERGED: gl.constexpr, PLANES: gl.constexpr) -> gl.tensor:
+def merged_sums(sums: gl.tuple, share: gl.tensor, MERGED: gl.constexpr, PIECES: gl.constexpr) -> gl.tensor:
     """Add up warps' sums of values, of each as much as `share` [WARPS, LANES] says: [LANES, DIM]."""
-    if PLANES:
+    if PIECES == 4:
         pairs = gl.join(gl.join(sums[0], sums[2]), gl.join(sums[1], sums[3])).permute((0, 1, 3, 4, 2))
         DIM: gl.constexpr = 4 * sums[0].shape[2]
         whole = gl.convert_layout(pairs.reshape([WARPS, LANES, DIM]), MERGED) * RAISED_AFTER
         return gl.sum(whole * share[:, :, None], 0)
-    elif len(sums) == 2:  # one after the other, for want of registers
+    elif PIECES == 2:  # one after the other, for want of registers
         HALF: gl.constexpr = gl.BlockedLayout(
             [WARPS, 1, 8], [1, 256 // WIDEST, WIDEST // 8], [1, WARPS, 1], [2, 1, 0]
         )

@@ -17,10 +17,10 @@ WIDEST = gl.constexpr(128)
 
 @gluon.jit
 def allocate_stages(
-    dtype: gl.constexpr, STAGES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr, PLANES: gl.constexpr
+    dtype: gl.constexpr, STAGES: gl.constexpr, KEYS: gl.constexpr, DIM: gl.constexpr, PIECES: gl.constexpr
 ) -> gl.tuple:  # fmt: skip
-    """Shared memory for the keys, the values and with PLANES the scales of so many tiles."""
-    if PLANES:
+    """Shared memory for the keys, the values and of planes (4 PIECES) the scales of so many tiles."""
+    if PIECES == 4:
         PLANE: gl.constexpr = gl.SwizzledSharedLayout(8, 256 // DIM, DIM // 32, [2, 1, 0])
         FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
         stages: gl.tuple = ()
@@ -29,12 +29,11 @@ def allocate_stages(
         stages += (gl.allocate_shared_memory(gl.int32, [STAGES, WARPS, KEYS], FLAT),)
         return stages
     else:
-        WIDTH: gl.constexpr = min(DIM, WIDEST)
         WHOLE: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [2, 1, 0])
-        halves: gl.tuple = ()  # of keys, then of values
-        for _ in gl.static_range(2 * DIM // WIDTH):
-            halves += (gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, WIDTH], WHOLE),)
-        return halves
+        pieces: gl.tuple = ()  # of keys, then of values
+        for _ in gl.static_range(2 * PIECES):
+            pieces += (gl.allocate_shared_memory(dtype, [STAGES, WARPS, KEYS, DIM // PIECES], WHOLE),)
+        return pieces
 
 
 @gluon.jit
@@ -58,13 +57,13 @@ def ask_for_tile(
     kv: gl.tensor, scales: gl.tensor, stages: gl.tuple, stage: gl.tensor, first: gl.tuple, tile: gl.tensor,
     cached_len: gl.tensor, part_stride: gl.tensor, TILES: gl.constexpr, KEYS: gl.constexpr,
     WIDTH: gl.constexpr, PITCH: gl.constexpr, BLOCK_SIZE: gl.constexpr, PLANES: gl.constexpr,
-    PART: gl.constexpr = None,
+    VALUES: gl.constexpr = None,
 ) -> None:  # fmt: skip
     """Have a tile copied to a stage of shared memory, each warp its own keys'.
 
     `first` is what `find_keys` gave for that `tile` of the context. Keys that the cache does not hold are
     zeros: what is in their place may be NaN, and costs time.
-    PART: of heads in halves only keys (0) or values (1).
+    VALUES: of heads in halves only these (1), or only keys (0).
     """
     warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, TILES)))
     key = gl.arange(0, KEYS, gl.SliceLayout(0, gl.SliceLayout(2, TILES)))
@@ -72,13 +71,13 @@ def ask_for_tile(
     place = kv + (first[0][:, None, None] + (key * PITCH)[None, :, None] + dim[None, None, :])
     key_held = ((tile * WARPS + warp) * KEYS)[:, None] + key[None, :] < cached_len
     held, _ = gl.broadcast(key_held[:, :, None], place)
-    if PART is not None:
+    if VALUES is not None:
         for half in gl.static_range(2):
             real = held
             if (half + 1) * WIDTH > PITCH:
                 real &= (dim < PITCH - half * WIDTH)[None, None, :]
-            there = place + PART * part_stride + half * WIDTH
-            async_copy.async_copy_global_to_shared(stages[2 * PART + half].index(stage), there, mask=real)
+            there = place + VALUES * part_stride + half * WIDTH
+            async_copy.async_copy_global_to_shared(stages[2 * VALUES + half].index(stage), there, mask=real)
     else:
         if PITCH < WIDTH:
             held &= (dim < PITCH)[None, None, :]
@@ -113,6 +112,8 @@ def bring_tile(
     first = find_keys(table, tile, last_key, strides, LINES, BLOCK_SIZE, TILE, PITCH)
     key = gl.arange(0, TILE // WARPS, gl.SliceLayout(0, gl.SliceLayout(2, LINES)))
     line = gl.arange(0, WIDTH // LINE, gl.SliceLayout(0, gl.SliceLayout(1, LINES)))
+    if PITCH <= WIDTH - LINE:  # the last line would be another key's
+        line = gl.minimum(line, (PITCH - 1) // LINE)
     place = kv + (first[0][:, None, None] + (key * PITCH)[None, :, None] + (line * LINE)[None, None, :])
     for part in gl.static_range(2):
         for plane in gl.static_range(PIECES):
