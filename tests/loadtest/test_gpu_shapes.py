@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from quire.engine.models.reading import read_model
 from quire.loadtest import gpu_shapes
 from quire.loadtest.gpu_shapes import CONFIGS, Experts, time_model
 from quire.loadtest.model_configs import COMMON
+from quire.loadtest.offline.roofline import Ceilings
 
 TINY = {
     "hidden_size": 64,
@@ -49,10 +52,19 @@ def test_experts_that_nobody_asks_for_are_not_read() -> None:
 
 def test_steps_with_so_many_sequences_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**CONFIGS["llama-8b"], **TINY, "dtype": "float32"}
+    clock = itertools.count()
     monkeypatch.setitem(CONFIGS, "tiny", config)
     monkeypatch.setattr(gpu_shapes, "PROMPT", 20)
     monkeypatch.setattr(gpu_shapes, "STEPS", 4)
+    monkeypatch.setattr(gpu_shapes, "time", SimpleNamespace(perf_counter=lambda: 0.002 * next(clock)))
+    monkeypatch.setattr(gpu_shapes, "measure_ceilings", lambda device, dtype: Ceilings(1e9, 1e30))
     timings = time_model("tiny", [1, 3])
     assert [each.rows for each in timings] == [1, 3]
+    attention = 2 * 64 * 4 * 16 + 2 * 64 * 2 * 16  # queries and outputs of four heads, keys and values of two
+    weights = 4 * (2 * (attention + 3 * 64 * 128) + 512 * 64)
     for each in timings:
-        assert each.step_ms > 0 and each.bound_share == pytest.approx(each.bound_ms / each.step_ms, rel=0.1)
+        # Of both layers a sequence reads keys and values of its 20 tokens and of one to five new ones.
+        least, most = (weights + each.rows * tokens * 2 * 2 * 2 * 16 * 4 for tokens in (20, 26))
+        assert least < 1e6 * each.bound_ms < most + 4 * 5 * 64  # with norms
+        assert (each.step_ms, each.mean_ms) == pytest.approx((2, 2))
+        assert each.bound_share == pytest.approx(each.bound_ms / 2, abs=0.001)

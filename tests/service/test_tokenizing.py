@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -80,25 +80,23 @@ def test_other_threads_go_on(work: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]
     text = "hello world, " * 60_000
     tokens = tokenizer.encode(text, add_special_tokens=False) * 3
-    gaps, ended = list[float](), threading.Event()
+    beats, ended = itertools.count(), threading.Event()
 
     def beat() -> None:
-        last = time.perf_counter()
         while not ended.wait(0.001):
-            gaps.append((now := time.perf_counter()) - last)
-            last = now
+            next(beats)
 
     beating = threading.Thread(target=beat)
     beating.start()
-    begun = time.perf_counter()
+    before = next(beats)
     if work == "encode":
         tokenizer.encode(text, add_special_tokens=False)
     else:
         tokenizer.decode(tokens, skip_special_tokens=True)
-    took = time.perf_counter() - begun
+    beaten = next(beats) - before - 1
     ended.set()
     beating.join()
-    assert max(gaps) < took / 2
+    assert beaten > 2  # one or two may fall into what Python does before and after
 
 
 @pytest.fixture
