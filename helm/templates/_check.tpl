@@ -113,6 +113,16 @@
 {{- if and (eq $v.engine.device "cuda") (not $v.gpu.count) (not $device) -}}
 {{- fail "engine: device cuda needs a GPU in the pod; set gpu.count to 1, or runtimeClassName or resources.limits to what brings one" -}}
 {{- end -}}
+{{- if and $v.gpu.expertParallel (le (int $v.gpu.count) 1) -}}
+{{- fail (printf "gpu: expertParallel divides the experts among several GPUs, and count is %d; set gpu.count to 2 or more, or gpu.expertParallel to false" (int $v.gpu.count)) -}}
+{{- end -}}
+{{- if and $v.engine.numGpuBlocksOverride $v.engine.kvCacheMemoryBytes -}}
+{{- fail "engine: numGpuBlocksOverride and kvCacheMemoryBytes both say how many KV blocks there are; leave one of them out" -}}
+{{- end -}}
+{{- $sequences := int64 (default 256 $v.engine.maxNumSeqs) -}}{{- /* 256: the default of quire serve */ -}}
+{{- if and $v.engine.maxNumBatchedTokens (lt (int64 $v.engine.maxNumBatchedTokens) $sequences) -}}
+{{- fail (printf "engine: maxNumBatchedTokens (%d) is less than maxNumSeqs (%d), and every running sequence takes a token each step; set maxNumBatchedTokens to at least that, or maxNumSeqs to less" (int64 $v.engine.maxNumBatchedTokens) $sequences) -}}
+{{- end -}}
 {{- if and (eq $v.engine.preemptionMode "swap") (eq (float64 $v.engine.swapSpace) 0.0) -}}
 {{- fail "engine: preemptionMode swap needs swapSpace" -}}
 {{- end -}}

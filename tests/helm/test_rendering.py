@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.docs.pages import PAGES, blocks
 from tests.helm.chart import (
     CHART,
     FEATURES,
@@ -170,6 +172,25 @@ def test_package_holds_what_the_templates_read(tmp_path: Path) -> None:
     (package,) = tmp_path.glob("quire-*.tgz")
     done = helm(HELMS[0], "template", "quire", str(package), "--namespace", "llms", *VALUES["everything"])
     assert without_random(done.stdout) == without_random(template(*VALUES["everything"]))
+
+
+def test_what_the_pages_install_renders() -> None:
+    installed = 0
+    for page in PAGES.values():
+        for line in "".join(blocks("sh", page)).replace("\\\n", " ").splitlines():
+            if line.startswith("helm install "):
+                _, _, name, _, *arguments = shlex.split(line, comments=True)
+                here = [str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments]
+                assert find(render(*here), "Deployment", name)
+                installed += 1
+    assert installed >= 6
+
+
+def test_notes_say_what_several_gpus_do() -> None:
+    for count, said in ((1, False), (4, True)):
+        setting = f"gpu.count={count}"
+        done = helm(HELMS[-1], "install", "quire", str(CHART), "--dry-run=client", "--set", setting)
+        assert (f"divides the model among its {count} GPUs" in done.stdout) is said
 
 
 @pytest.mark.parametrize("values", VALUES)

@@ -15,6 +15,7 @@ from tests.helm.chart import CHART, HELMS, refusal, render
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+SEQUENCES = EngineConfig(model="none").max_num_seqs
 # objects of the Kubernetes API, or of Helm, that are not ours to describe
 PICKER = "gateway.endpointPicker"
 OPEN = {"affinity", "router.affinity", "redis.affinity", f"{PICKER}.affinity", "global"}
@@ -117,6 +118,14 @@ def test_a_gpu_may_come_in_another_way(way: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [f"engine.maxNumBatchedTokens={SEQUENCES}", "engine.maxNumBatchedTokens=8,engine.maxNumSeqs=8"],
+)
+def test_a_step_may_have_just_a_token_for_each_sequence(settings: str) -> None:
+    assert render("--set", settings)
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ("autoscaling.hpa.enabled=true,autoscaling.keda.enabled=true", "either hpa or keda"),
@@ -144,6 +153,17 @@ def test_a_gpu_may_come_in_another_way(way: str) -> None:
         ("autoscaling.hpa.enabled=true", "ReadWriteMany"),
         ("engine.device=cpu", "set gpu.count to 0"),
         ("engine.device=cuda,gpu.count=0", "set gpu.count to 1"),
+        ("gpu.expertParallel=true", "set gpu.count to 2 or more"),
+        ("gpu.expertParallel=true,gpu.count=0", "count is 0"),
+        ("engine.numGpuBlocksOverride=9,engine.kvCacheMemoryBytes=9", "leave one of them out"),
+        (
+            "engine.maxNumBatchedTokens=31,engine.maxNumSeqs=32",
+            "maxNumBatchedTokens (31) is less than maxNumSeqs (32)",
+        ),
+        (
+            f"engine.maxNumBatchedTokens={SEQUENCES - 1}",
+            f"maxNumBatchedTokens ({SEQUENCES - 1}) is less than maxNumSeqs ({SEQUENCES})",
+        ),
         ("auth.enabled=false,auth.apiKey=a", "lets everyone in"),
         ("auth.enabled=false,auth.existingSecret=s", "lets everyone in"),
         ("auth.enabled=false,auth.namedKeys.existingSecret=s", "lets everyone in"),
