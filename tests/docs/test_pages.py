@@ -66,6 +66,13 @@ def test_flags_that_are_named_exist() -> None:
         assert re.search(rf"{flag}\b(?!-)", known), flag
 
 
+def test_every_flag_of_a_command_is_on_the_page_of_commands() -> None:
+    named = set(re.findall(r"--[a-z-]+", PAGES["docs/commands.md"]))
+    for command in COMMANDS:
+        flags = {flag.name for flag in command.parser().flags if flag.name.startswith("--")}
+        assert not flags - named, command.name
+
+
 def test_modules_that_are_named_exist() -> None:
     for module in set(re.findall(r"python -m ((?:quire|grafana)[\w.]*)", "".join(PAGES.values()))):
         path = ROOT / module.removeprefix("quire.").replace(".", "/")
