@@ -1,4 +1,4 @@
-# Quire. `make serve` and `make test` do everything that a fresh Debian machine needs.
+# Quire. `make serve` and `make test` do everything that a fresh Debian machine with git, make and python3 needs.
 #   make serve  PORT=8000 MODEL=folder-or-hub-id ARGS="--max-num-seqs 64"
 
 PYTHON ?= python3
@@ -17,6 +17,8 @@ setup: $(VENV)/.ready
 
 # pip downloads what is missing only, so setting up again after a change is quick.
 $(VENV)/.ready: pyproject.toml constraints.txt .ci/debian-packages
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "There is no $(PYTHON): apt-get install python3, or set PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Quire needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=..."; exit 1; }
 	@PYTHON=$(PYTHON) bash .ci/debian-packages
@@ -47,7 +49,8 @@ TESTS = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)python -m pytest -n 3 -
 test: test-setup lint
 	$(TESTS)
 
-# The same with ten times as many random examples of memory and scheduling, and other ones each time.
+# The same with many more examples of memory, scheduling and the API (docs/development.md has how many), and other
+# ones each time where Hypothesis draws them.
 nightly: test-setup
 	HYPOTHESIS_PROFILE=nightly $(TESTS)
 

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import httpx
+import pytest
 
-from tests.docs.pages import PORT, README, block, run, section
+from tests.docs.pages import PORT, README, ROOT, SECONDS, block, run, section
 
 
 def test_a_new_user_can_read_it() -> None:
     assert len(README.splitlines()) <= 200
-    assert "git clone" in block("sh", "make serve", section(README, "Quick start"))
+    needed, cloned, *_ = block("sh", "make serve", section(README, "Quick start")).splitlines()
+    assert "apt-get install git make python3" in needed and "git clone" in cloned
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, "There is no {python}: apt-get install python3, or set PYTHON=..."),
+        ("Python 3.9.2", "Quire needs Python 3.11 or later; {python} is Python 3.9.2. Set PYTHON=..."),
+    ],
+)
+def test_make_says_which_python_it_needs(version: str | None, said: str, tmp_path: Path) -> None:
+    python = tmp_path / "some-python"
+    if version is not None:
+        python.write_text(f'#!/bin/sh\n[ "$1" = -V ] && echo {version}\n')
+        python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "setup", f"PYTHON={python}", f"VENV={tmp_path}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert said.format(python=python) in done.stdout.splitlines()
 
 
 def test_curl_streams_a_chat(port: str) -> None:
