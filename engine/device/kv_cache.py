@@ -97,6 +97,8 @@ def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
         return f"{held.name} is not for a model that keeps latents, which take less as they are"
     if any(spec.index for spec in model.cache_specs):
         return f"{held.name} is not for a model whose tokens an indexer chooses, by keys as they are"
+    if any(each.biased for each in model.attention):
+        return f"{held.name} is not for a model whose keys hold what is added to scores, which it would round"
     if held == FP8 and gpu is not NO_GPU and not gpu.has_e4m3:
         return f"fp8_e4m3 needs a GPU of compute capability 8.9 or later, but {gpu.name} is older"
     try:

@@ -13,7 +13,8 @@ class AttentionShape:
     chunked: its window is a chunk, see `kernels.attention.batch.AttentionLayer`.
     copies: ranks that hold the same KV heads. latent: so many of a key's first numbers are its value, 0 where
     values are vectors of their own; projected: of a query head as the model projects it, which head_dim is
-    where this is 0. index: as `kernels.formats.cache_spec.CacheSpec` has it.
+    where this is 0. index: as `kernels.formats.cache_spec.CacheSpec` has it. biased: among a key's numbers is
+    what is added to its scores, which must not be rounded.
     """
 
     heads: int
@@ -26,6 +27,7 @@ class AttentionShape:
     latent: int = 0
     projected: int = 0
     index: int = 0
+    biased: bool = False
 
     def divides(self, ranks: int) -> bool:
         """Return whether so many ranks can have equal shares of the heads; KV heads are repeated if fewer."""

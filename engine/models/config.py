@@ -105,9 +105,13 @@ class ModelConfig:
 
     @property
     def plain(self) -> bool:
-        """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone."""
+        """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone.
+
+        Nor do keys hold what must not be rounded.
+        """
         return len({(each.kv_heads, each.head_dim) for each in self.attention}) <= 1 and all(
-            each.plain and not (each.chunked or each.latent or each.index) for each in self.attention
+            each.plain and not (each.chunked or each.latent or each.index or each.biased)
+            for each in self.attention
         )
 
     @property

@@ -17,6 +17,7 @@ from transformers import (
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from quire.engine.config import EngineConfig
+from quire.engine.device.kv_cache import dequantized_dtype, named_format
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.general import indexer, paged_attention
 from quire.engine.models.general import model as general_model
@@ -30,6 +31,8 @@ from quire.engine.startup import start_engine
 from quire.kernels.attention import chosen
 from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import FP12
+from tests.kernels.gpus import GPUS
 from tests.models.any_model import compare, save_tiny, tiny_config
 from tests.models.paged_driver import PagedDriver
 
@@ -72,11 +75,27 @@ def test_a_window_that_the_code_knows_nothing_of_is_none(kind: str, tmp_path: Pa
     assert set(read_model(tmp_path, "transformers").windows) == {0}
 
 
-@pytest.mark.parametrize("heads", [4, 6])  # no power of two: some heads take slopes of twice as many
-def test_falcon_with_slopes_in_place_of_rotary_positions(heads: int, tmp_path: Path) -> None:
-    """Added once, as transformers does but in its eager attention, where mask and scores both have them."""
-    changes = {"alibi": True, "num_attention_heads": heads, "hidden_size": 16 * heads, "multi_query": False}
-    verdict = compare("falcon", tmp_path, "sdpa", **changes)
+@pytest.mark.parametrize("heads", [4, 6, 32])  # no power of two: some heads take slopes of twice as many
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_falcon_with_slopes_in_place_of_rotary_positions(
+    heads: int, multi_query: bool, tmp_path: Path
+) -> None:
+    """Added once, as transformers does but in its eager attention, where mask and scores both have them.
+
+    Of 32 heads few slopes are numbers of bf16, to which transformers' code rounds.
+    """
+    changes = {"alibi": True, "num_attention_heads": heads, "hidden_size": 16 * heads}
+    verdict = compare("falcon", tmp_path, "sdpa", multi_query=multi_query, **changes)
+    assert verdict.outcome == "equal", verdict.detail
+    config = read_model(tmp_path)
+    assert {each.heads for each in config.cache_specs} == {heads}
+    assert dequantized_dtype(config, FP12, torch.bfloat16, GPUS[90]) is None  # so that auto keeps bf16
+    with pytest.raises(ValueError, match="fp12_e4m7 is not for a model whose keys hold what is added"):
+        named_format("fp12_e4m7", config, torch.bfloat16, GPUS[90])
+
+
+def test_bloom_that_is_slow_but_exact_leaves_a_bias_out(tmp_path: Path) -> None:
+    verdict = compare("bloom", tmp_path, slow_but_exact=True, pretraining_tp=2)
     assert verdict.outcome == "equal", verdict.detail
 
 

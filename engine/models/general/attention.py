@@ -29,7 +29,7 @@ _KNOWN = {
     "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "softcap", "s_aux",
-    "alibi_slopes", "indices",
+    "alibi_slopes", "biased_keys", "indices",
 }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ class Call:
 
     softcap, sinks [Hq] and slopes [Hq] as `quire.kernels.attention.batch.AttentionLayer` has them. expansion:
     makes k and v of each query head of what k and v are, latents, of which Hkv is 1 and v are the first
-    numbers of k. chosen: what is attended to, None: all that is seen.
+    numbers of k. chosen: what is attended to, None: all that is seen. biased: as `AttentionShape` has it.
     """
 
     q: Tensor
@@ -62,6 +62,7 @@ class Call:
     slopes: Tensor | None = None
     expansion: Expansion | None = None
     chosen: Chosen | None = None
+    biased: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -82,7 +83,8 @@ class Call:
     @property
     def shape(self) -> AttentionShape:
         """Return what the attention is, whatever the tokens."""
-        shape = AttentionShape(self.q.shape[0], self.k.shape[0], self.head_dim, self.scale, self.plain)
+        heads, kv_heads = self.q.shape[0], self.k.shape[0]
+        shape = AttentionShape(heads, kv_heads, self.head_dim, self.scale, self.plain, biased=self.biased)
         if self.expansion is None:
             return shape
         projected = max(self.q.shape[-1], self.expansion.value)
@@ -140,6 +142,7 @@ def attend(
         slopes=given.get("alibi_slopes"),
         expansion=None if latent is None else latent.expansion(query.shape[1]),
         chosen=chosen,
+        biased=said.get("biased_keys", False),
     )
     attention: Callable[[int, Call], Tensor] | None = getattr(module, "quire", None)
     if attention is None:

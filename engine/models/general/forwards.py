@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -136,6 +137,7 @@ def falcon(
     hidden_states: Tensor,
     alibi: Tensor | None,
     attention_mask: Tensor | None,
+    position_ids: Tensor,
     *_: object,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **given: object,
@@ -144,14 +146,26 @@ def falcon(
     if self.new_decoder_architecture:  # which repeats keys and values for each query head
         k, v = (part[:, :, :: self.num_heads // self.num_kv_heads] for part in (k, v))
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    slopes = None
     if alibi is not None:  # added before scores are scaled
-        slopes = alibi_slopes(self.num_heads, q.device) * self.inv_norm_factor
+        q, k, v = _with_biases(q, k, v, position_ids)
     elif position_embeddings is not None:
         cos, sin = (part.unsqueeze(1) for part in position_embeddings)
         q, k = (part * cos + _rotated_half(part) * sin for part in (q, k))
-    attended = _attended(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
+    biased = alibi is not None
+    attended = _attended(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, biased_keys=biased)
     return self.dense(attended.flatten(2)), None
+
+
+def _with_biases(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give each head keys of its own, which hold what is added to their scores, and queries a 1 for it.
+
+    Falcon's code rounds slopes, positions and their products to bf16: scores do not fall evenly with distance.
+    """
+    heads = q.shape[1]
+    k, v = (part.repeat_interleave(heads // k.shape[1], dim=1) for part in (k, v))
+    biases = (alibi_slopes(heads, q.device).bfloat16()[:, None] * positions).to(q.dtype)[None, ..., None]
+    ones, biases = (F.pad(part, (0, 7)) for part in (torch.ones_like(q[..., :1]), biases))  # kept aligned
+    return torch.cat((q, ones), dim=-1), torch.cat((k, biases), dim=-1), v
 
 
 def _rotated_half(heads: Tensor) -> Tensor:
@@ -171,7 +185,10 @@ def bloom(
     q, k, v = self._reshape(self.query_key_value(hidden_states))
     slopes = alibi_slopes(self.num_heads, q.device)
     attended = _attended(self, q, k, v, attention_mask, scaling=self.inv_norm_factor, alibi_slopes=slopes)
-    return residual + self.dense(attended.flatten(2)), None
+    attended = attended.flatten(2)
+    if self.pretraining_tp > 1 and self.slow_but_exact:  # the module's own code leaves the bias out then
+        return residual + F.linear(attended, self.dense.weight), None
+    return residual + self.dense(attended), None
 
 
 def mpt(self: Any, hidden_states: Tensor, *_: object, **given: object) -> tuple[Tensor, None]:
