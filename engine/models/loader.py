@@ -136,6 +136,7 @@ def _load(
     files = [open_weights(path) for path in weight_files(folder)]
     if isinstance(model.config.quantised, Float8):
         files = expand_files(files, model.config.quantised, weights.dtype, weights.device)
+    _find_tied(files, model, weights)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
     copy = copies_to(weights.device)
@@ -180,6 +181,15 @@ def _equal(file: Any, name: str, share: Share | None, parameter: Tensor, copy: C
 def _full_name(name: str, model: Decoder | OPT | GPT2, weights: Weights) -> str:
     """Add the base prefix, which a checkpoint of the bare decoder leaves out."""
     return name if weights.shape_of(name) is not None else model.base_prefix + name
+
+
+def _find_tied(files: list[Any], model: Decoder | OPT | GPT2, weights: Weights) -> None:
+    """Have a tied weight read by the other name, where files have it by that alone."""
+    names = {name for file in files for name in file.offset_keys()}
+    found = {_full_name(name, model, weights) for name in names}
+    for name, twin in list(weights.tied.items()):
+        if name in names and twin not in found:
+            weights.take_from_twin(name)
 
 
 def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights: Weights) -> None:

@@ -22,7 +22,9 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 CLASSIFIER = "ForSequenceClassification"
 _NOT_CAUSAL = {"is_causal": False, "use_bidirectional_attention": True, "use_bidirectional_attn": True}
-_ENCODERS = re.compile("(?i)bert|electra|mpnet|roformer|longformer|bigbird|xlnet|funnel|luke|t5|bart")
+_ENCODERS = re.compile(
+    "(?i)bert(?!decoder)|electra|mpnet|roformer|longformer|bigbird|xlnet|funnel|luke|t5|bart"
+)
 _CAUSAL_ONLY = (
     ", whose tokens see those after them; models here see only what is before: take a decoder that was "
     "trained to embed or to rank, such as Qwen3-Embedding"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from quire.engine.models.layers import LayerNorm
 from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
 from quire.kernels.parallel.ranks import Ranks
+
+Held = TypeVar("Held")
 
 
 class Weights:
@@ -46,6 +49,13 @@ class Weights:
             return self.shares[name].shape
         place = self.places.get(name)
         return self.elsewhere.get(name) if place is None else tuple(place.shape)
+
+    def take_from_twin(self, name: str) -> None:
+        """Have what `name` is tied to read by that name."""
+        twin = self.tied.pop(name)
+        _rename(self.places, twin, name)
+        _rename(self.shares, twin, name)
+        _rename(self.elsewhere, twin, name)
 
     def embedding(self, name: str, rows: int, columns: int) -> Tensor:
         """Return a matrix [rows, columns] that every rank has."""
@@ -221,3 +231,8 @@ class Weights:
         parameter = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._drawn.append((parameter, share))
         return parameter
+
+
+def _rename(held: dict[str, Held], name: str, new: str) -> None:
+    if name in held:
+        held[new] = held.pop(name)

@@ -13,9 +13,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.engine.config import EngineConfig
 from quire.engine.models.config import read_max_positions
+from quire.engine.models.loader import load_model
 from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
+from quire.kernels.backend import torch_backend
 from tests.models.any_model import compare, save_tiny
 from tests.service import tiny_tokenizers
 
@@ -99,6 +101,61 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, expected: str
         (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match=expected):
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
+
+
+SPARE = {
+    "codegen": ["transformer.h.0.attn.causal_mask"],
+    "gpt2": ["transformer.h.0.attn.masked_bias"],
+    "gpt_neo": ["transformer.h.0.attn.attention.bias", "transformer.h.0.attn.attention.masked_bias"],
+    "gptj": ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"],
+    "xglm": ["model.embed_positions.weights"],
+    "glm4_moe": ["model.layers.4.eh_proj.weight", "model.layers.4.self_attn.q_proj.weight"],
+}
+
+
+@pytest.mark.parametrize("kind", SPARE)
+def test_weights_that_text_is_not_computed_by_are_left_out(kind: str, tmp_path: Path) -> None:
+    """Masks of older code's files, and layers that guess further tokens."""
+    save_tiny(kind, tmp_path, **({"num_nextn_predict_layers": 1} if kind == "glm4_moe" else {}))
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file) | {name: torch.zeros(3) for name in SPARE[kind]}
+    save_file(weights, file, {"format": "pt"})
+    arguments = {"device": "cpu", "dtype": torch.float32, "max_model_len": 64}
+    load_model(tmp_path, read_model(tmp_path, "transformers"), torch_backend(), **arguments)
+    save_file(weights | {"model.layers.5.other": torch.zeros(3)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"model\.layers\.5\.other is no weight of the model"):
+        load_model(tmp_path, read_model(tmp_path, "transformers"), torch_backend(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"vocab_size": 97.0}, "cannot read it: .*vocab_size"),
+        ({"is_causal": False}, "is_causal is false, so tokens see those after them"),
+    ],
+)
+def test_configurations_that_cannot_be_are_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    save_tiny("stablelm", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=why):
+        read_model(tmp_path)
+
+
+def test_weights_of_attention_that_a_configuration_asks_for_are_not_given(tmp_path: Path) -> None:
+    assert compare("phi", tmp_path, output_attentions=True).outcome == "equal"
+
+
+def test_what_ends_a_text_may_stand_in_the_part_for_text_alone(tmp_path: Path) -> None:
+    save_tiny("gemma3", tmp_path)
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    described.pop("eos_token_id", None)
+    path.write_text(
+        json.dumps(described | {"text_config": described["text_config"] | {"eos_token_id": [5, 6]}})
+    )
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert read_model(tmp_path).eos_token_ids == (5, 6)
 
 
 def test_code_that_is_in_the_folder_is_not_run(tmp_path: Path) -> None:

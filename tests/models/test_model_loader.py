@@ -91,6 +91,7 @@ def test_an_untied_model_needs_its_head(edited: Callable[[str, Edit], Path]) -> 
     ("name", "edit"),
     [
         ("qwen3", lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()})),
+        ("qwen3", lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")})),
         (
             "llama-tied-linear",
             lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}),

@@ -101,6 +101,11 @@ def test_what_cannot_be_pooled_is_refused_by_name(
         read_pooling(folder(tmp_path, architecture, **fields), "pooling")
 
 
+def test_a_decoder_may_have_the_name_of_an_encoder(tmp_path: Path) -> None:
+    name = "ModernBertDecoderForSequenceClassification"
+    assert read_pooling(folder(tmp_path, name)) == Pooling(labels=2, names=("LABEL_0", "LABEL_1"))
+
+
 def test_modules_that_are_not_computed_are_refused(tmp_path: Path) -> None:
     with_modules(folder(tmp_path, "Qwen3Model"), "Pooling", "Dense", pooling_mode="mean")
     with pytest.raises(ValueError, match=r"Dense' is not supported; it must be one of Transformer, Pooling"):

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.float8 import MXFP4, Quantised, method_of, read_float8
 from quire.engine.models.general.attention import Call, Recorder
+from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
@@ -34,17 +35,11 @@ def read_general(folder: Path) -> ModelConfig:
     """Return the shape of the model in a folder. Raises ValueError that says why it cannot run."""
     where = str(folder / "config.json")
     raw = read_json(folder / "config.json") or {}
-    try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        if "auto_map" in raw:
-            raise ValueError(
-                f"{where}: transformers has no model of type {raw.get('model_type')!r}, and the code that "
-                "auto_map names is not run: no code of a model's folder is"
-            ) from error
-        raise ValueError(f"{where}: transformers cannot read it: {error}") from error
+    whole = read_described(folder)
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
+    if any(getattr(each, "is_causal", True) is False for each in (whole, config)):
+        raise _refused(where, kind, "is_causal is false, so tokens see those after them")
     quantised: Quantised | None = MXFP4 if method_of(raw) == MXFP4 else read_float8(raw, where)
     calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
@@ -61,6 +56,7 @@ def read_general(folder: Path) -> ModelConfig:
     fields = Fields(whole.to_dict(), where)
     generation = folder / "generation_config.json"
     eos = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")
+    of_text = Fields(config.to_dict(), where)  # which is all that may name them
     found = (getattr(config, name, None) for name in _POSITIONS)
     positions = next((each for each in found if isinstance(each, int)), None)
     if positions is None and all(call.slopes is not None for _, call in calls):
@@ -82,7 +78,7 @@ def read_general(folder: Path) -> ModelConfig:
         activation="silu",
         norm_eps=0.0,
         tie_word_embeddings=bool(config.tie_word_embeddings),
-        eos_token_ids=eos or fields.token_ids("eos_token_id"),
+        eos_token_ids=eos or fields.token_ids("eos_token_id") or of_text.token_ids("eos_token_id"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         windows=tuple(_window(config, masked, positions, layer, call, where, kind) for layer, call in calls),
         rope=None,

@@ -159,7 +159,7 @@ def falcon(
 def _with_biases(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Give each head keys of its own, which hold what is added to their scores, and queries a 1 for it.
 
-    Falcon's code rounds slopes, positions and their products to bf16: scores do not fall evenly with distance.
+    Falcon's code rounds slopes, positions and their products to bf16: scores fall unevenly with distance.
     """
     heads = q.shape[1]
     k, v = (part.repeat_interleave(heads // k.shape[1], dim=1) for part in (k, v))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,17 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import copies_to
 from quire.engine.models.general.attention import NAME, give
+from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
 from quire.engine.models.general.division.shares import Held
@@ -36,7 +33,6 @@ from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
-from quire.engine.models.json_fields import read_json
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
@@ -45,6 +41,14 @@ from quire.kernels.parallel.ranks import Ranks
 
 # Weights that a folder has besides those of a model of its text alone (Llama 4).
 _FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
+# Masks and tables of positions, which older code kept in files, and the model's own makes.
+_BUFFERS = {
+    "codegen": r"attn\.causal_mask",
+    "gpt2": r"attn\.masked_bias",
+    "gpt_neo": r"attn\.attention\.(masked_)?bias",
+    "gptj": r"attn\.(masked_)?bias",
+    "xglm": r"embed_positions\.weights",
+}
 
 
 class _Output(BaseModelOutputWithPast):
@@ -151,7 +155,7 @@ def load_general(
     if pooling is not None and pooling.labels:
         auto = AutoModelForSequenceClassification
     splits: frozenset[int] = frozenset()
-    described = AutoConfig.from_pretrained(folder, local_files_only=True)
+    described = read_described(folder)
     register_classes(described.model_type)
     if dummy_seed is None:
         for path in weight_files(folder):
@@ -192,7 +196,7 @@ def _load_whole(
     described: PreTrainedConfig,
 ) -> Any:
     """Load the causal model of a configuration into host memory."""
-    reader, given = auto, {}
+    reader, given = auto, {"config": described}
     if config.quantised is not None:
         built = build(described, auto)
         reader = reading_expanded(type(built), config.quantised, dtype)
@@ -203,7 +207,7 @@ def _load_whole(
         ignore_mismatched_sizes=True,  # so that they are told
         **given,
     )  # fmt: skip
-    _check(folder, told, config)
+    _check(folder, told, config, described)
     if config.quantised is not None:
         causal.__class__ = type(built)
     return causal
@@ -238,7 +242,8 @@ def _load_shares(
         found.append(divide(model, config, ranks))
         return found[0].held
 
-    undivided = build(AutoConfig.from_pretrained(folder, local_files_only=True), auto)
+    described = read_described(folder)
+    undivided = build(described, auto)
     cls, shape = type(undivided), without(undivided.config)
     given: dict[str, Any] = {
         "config": shape,
@@ -251,7 +256,7 @@ def _load_shares(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **given,
         )  # fmt: skip
-        _check(folder, told, config)
+        _check(folder, told, config, described)
         _leave_files(causal, device)
     else:
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
@@ -279,12 +284,24 @@ def _experts(device: torch.device) -> str:
     return NAME if device.type == "cuda" else "eager"
 
 
-def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig) -> None:
+def _is_spare(name: str, described: PreTrainedConfig) -> bool:
+    """Return whether a weight of a folder's files is one that its text is not computed by."""
+    if hasattr(described, "vision_config") and name.startswith(_FOR_IMAGES):
+        return True
+    buffers = _BUFFERS.get(described.model_type)
+    if buffers is not None and re.search(rf"(^|\.){buffers}$", name):
+        return True
+    config = described.get_text_config(decoder=True)
+    layers = config.num_hidden_layers
+    guessing = range(layers, layers + (getattr(config, "num_nextn_predict_layers", None) or 0))
+    return name.startswith(tuple(f"model.layers.{layer}." for layer in guessing))  # further tokens (V3)
+
+
+def _check(folder: Path, loaded: dict[str, Any], config: ModelConfig, described: PreTrainedConfig) -> None:
     told = SimpleNamespace(**loaded)
     if config.pooling is not None and not config.pooling.labels:  # its head is not used, and may not be there
         told.missing_keys = set(told.missing_keys) - {"lm_head.weight", "lm_head.bias", "embed_out.weight"}
-    if "vision_config" in (read_json(folder / "config.json") or {}):
-        told.unexpected_keys = {name for name in told.unexpected_keys if not name.startswith(_FOR_IMAGES)}
+    told.unexpected_keys = {name for name in told.unexpected_keys if not _is_spare(name, described)}
     problems = [f"{name} is missing" for name in sorted(told.missing_keys)]
     problems += [f"{name} is no weight of the model" for name in sorted(told.unexpected_keys)]
     problems += [

@@ -1,0 +1,27 @@
+"""A folder's configuration as transformers reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from quire.engine.models.json_fields import read_json
+
+
+def read_described(folder: Path) -> PreTrainedConfig:
+    """Return the configuration, which asks for no attention weights. Raises ValueError."""
+    where = folder / "config.json"
+    raw = read_json(where) or {}
+    try:
+        whole: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # beside its own kinds, a configuration's code may raise anything
+        if "auto_map" in raw:
+            raise ValueError(
+                f"{where}: transformers has no model of type {raw.get('model_type')!r}, and the code that "
+                "auto_map names is not run: no code of a model's folder is"
+            ) from error
+        raise ValueError(f"{where}: transformers cannot read it: {' '.join(str(error).split())}") from error
+    for part in (whole, whole.get_text_config(decoder=True)):
+        part.output_attentions = False  # no kernel has them, nor does a server give them
+    return whole
