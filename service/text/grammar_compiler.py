@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from quire.engine.sequences.grammar import Constraint, Grammars, find_masks, load_vocabulary
+from quire.service.text.grammar_errors import in_own_words
 from quire.service.text.worker import Answer, work
 
 MEMORY_BYTES = 8 << 30  # of address space, most of which is never touched
@@ -30,11 +31,11 @@ def trial(grammars: Grammars, grammar: str, ends: tuple[int, ...] = ()) -> str |
     try:
         begin = grammars.compile(grammar)
     except ValueError as refused:
-        return str(refused)
+        return in_own_words(str(refused))
     for nth in (0, -1):
         error = _follow(begin.fork(), nth, ends)
         if error is not None:
-            return f"it cannot be followed: {error}"
+            return f"it cannot be followed: {in_own_words(error)}"
     return None
 
 

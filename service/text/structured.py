@@ -22,10 +22,20 @@ _JSON_OPTIONS: dict[str, Any] = {
     "lenient": False,
 }
 
+# A format that is none of these says something about a text, as JSON Schema has it, and limits nothing.
+_FORMATS = frozenset(
+    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_OF_NAMES = frozenset(  # keywords whose values have schemas by names of the client's own
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+)
+_OF_VALUES = frozenset(("enum", "const", "default", "examples"))  # keywords that have no schemas
+
 _SCHEMA = (
     f"A JSON Schema of at most {MAX_SCHEMA_BYTES} bytes and {MAX_SCHEMA_DEPTH} levels. It is always "
     "enforced: a keyword of JSON Schema that cannot be is refused. One that JSON Schema does not have, a "
-    "misspelt one too, is ignored, as its standard says"
+    "misspelt one too, is ignored, as its standard says, and so is a format other than "
+    f"{', '.join(sorted(_FORMATS))}"
 )
 _NAME = "Your own label; it changes nothing"
 _STRICT = "Every schema is enforced, so it changes nothing"
@@ -105,7 +115,25 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """A schema within a grammar of several rules."""
-    return "%json " + msgspec.json.encode({**schema, "x-guidance": _JSON_OPTIONS}).decode()
+    enforced = without_unknown_formats(schema)
+    return "%json " + msgspec.json.encode({**enforced, "x-guidance": _JSON_OPTIONS}).decode()
+
+
+def without_unknown_formats(schema: dict[str, Any], *, named: bool = False) -> dict[str, Any]:
+    """Return a schema without the formats that limit nothing; `named`: it has schemas by their names."""
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if not named and key == "format" and isinstance(value, str) and value not in _FORMATS:
+            continue
+        if not named and key in _OF_VALUES:
+            kept[key] = value
+        elif isinstance(value, dict):
+            kept[key] = without_unknown_formats(value, named=not named and key in _OF_NAMES)
+        elif isinstance(value, list):
+            kept[key] = [without_unknown_formats(each) if isinstance(each, dict) else each for each in value]
+        else:
+            kept[key] = value
+    return kept
 
 
 def check_size(schema: dict[str, Any]) -> None:

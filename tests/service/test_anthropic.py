@@ -320,7 +320,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, r"tools\[0\].*input_schema"),
     ({"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]}, "defer_loading"),
     ({"tools": [WEATHER]}, "knows no tools"),
-    ({"output_config": {"format": UNKNOWN_TYPE}}, r"^output_config\.format: .*Invalid type"),
+    ({"output_config": {"format": UNKNOWN_TYPE}}, r"^output_config\.format: .* type 'thing'"),
     ({"output_config": {"format": UNKNOWN_TYPE}, "tools": [WEATHER]}, "^output_config.format may not be"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),

@@ -195,7 +195,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
     ("/api/chat", {"options": {"presence_penalty": 1, "repeat_last_n": 0}}, "last_n .* presence_penalty"),
     ("/api/chat", {"options": {"frequency_penalty": 1, "repeat_last_n": 64}}, "last_n .* frequency_penalty"),
-    ("/api/chat", {"format": {"type": "thing"}}, "^format: .*Invalid type"),
+    ("/api/chat", {"format": {"type": "thing"}}, "^format: .* type 'thing'"),
     ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
     ("/api/chat", {"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\] answers no call"),
     ("/api/chat", {"unknown": 1}, "unknown"),

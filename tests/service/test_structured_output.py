@@ -29,6 +29,7 @@ from tests.server_process import serving
 from tests.service import tiny_tokenizers
 from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
+from tests.service.grammar_texts import accepts_grammar
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -64,6 +65,7 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
+LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 CHOICE = {"guided_choice": ["a", "b"]}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (COMPLETIONS, "guided_regex", {"guided_regex": "("}, "regex"),
@@ -78,7 +80,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (COMPLETIONS, "guided_json", {"guided_json": {"type": "strin"}}, "strin"),
     (COMPLETIONS, "guided_json", {"guided_json": {"not": {}}}, "not"),
     (COMPLETIONS, "guided_json", {"guided_json": {"type": "integer", "minimum": 3, "maximum": 2}}, "minimum"),
-    (COMPLETIONS, "guided_json", {"guided_json": {"$ref": "http://127.0.0.1/schema"}}, "registry"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"$ref": "http://127.0.0.1/schema"}}, "is fetched"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"$ref": "#/$defs/b"}}, "'#/$defs/b'"),
+    (COMPLETIONS, "guided_json", {"guided_json": LOOP}, "$ref refers only to itself"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"oneOf": [{}, {"minimum": 3}]}}, "make it anyOf"),
+    (COMPLETIONS, "guided_json", {"guided_json": {"pattern": "a 1 | b("}}, "a 1 | b("),
     (COMPLETIONS, "guided_json", {"guided_json": {"const": "x" * MAX_SCHEMA_BYTES}}, str(MAX_SCHEMA_BYTES)),
     (COMPLETIONS, "guided_json", {"guided_json": deep(MAX_SCHEMA_DEPTH)}, str(MAX_SCHEMA_DEPTH)),
     (COMPLETIONS, "ignore_eos", {**CHOICE, "ignore_eos": True}, "guided_choice"),
@@ -107,6 +113,8 @@ async def test_refusals_name_the_field(service: Service) -> None:
         reply = await post(service.app, path, {**ASKED[path], **fields})
         assert (reply.status, reply.error["param"]) == (400, param), fields
         assert words in reply.error["message"], reply.error
+        for inner in ("%json", "x-guidance", "option", "NoExtensionBias"):
+            assert inner not in reply.error["message"], "what nobody wrote, or can set"
     assert service.engine.streams == []
 
 
@@ -118,6 +126,26 @@ async def test_keywords_that_json_schema_does_not_have_are_ignored_as_is_told(se
     schemas = describe("1")["components"]["schemas"]
     told = json.dumps(schemas["CompletionRequest"]["properties"]["guided_json"])
     assert "One that JSON Schema does not have, a misspelt one too, is ignored" in told
+
+
+def test_formats_that_json_schema_does_not_have_limit_nothing(tokenizer: Tokenizer) -> None:
+    """Those that can be enforced are, and what only looks like a format is none."""
+    day: dict[str, Any] = {"type": "string", "format": "date"}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "format": {"anyOf": [{"type": "string", "format": "path"}]},
+            "days": {"type": "array", "items": day},
+            "const": {"type": "string", "format": "password", "maxLength": 3},
+            "enum": {"enum": [{"format": "b"}]},
+        },
+        "required": ["format", "days", "const", "enum"],
+    }
+    grammar = json_grammar(schema)
+    good = {"format": "/x", "days": ["2026-01-31"], "const": "a/b", "enum": {"format": "b"}}
+    assert accepts_grammar(tokenizer, grammar, json.dumps(good))
+    for wrong in ({"format": 3}, {"days": ["no day"]}, {"const": "long"}, {"enum": {}}):
+        assert not accepts_grammar(tokenizer, grammar, json.dumps(good | wrong)), wrong
 
 
 @pytest.mark.anyio
@@ -295,7 +323,7 @@ def test_hostile_ones_are_refused_while_a_stream_goes_on(url: str, client: opena
     hostile: list[dict[str, Any]] = [
         {"guided_json": {"allOf": [{"pattern": f"(.*a.{{{i}}})", "type": "string"} for i in range(5, 15)]}},
         {"guided_regex": "(" * 4000 + ")" * 4000},
-        {"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
+        {"guided_json": LOOP},
     ]
     plain = client.completions.create(
         model="quire-demo", prompt="The", max_tokens=300, temperature=0, extra_body={"ignore_eos": True}

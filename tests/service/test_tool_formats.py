@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from quire.engine.errors import FieldError
 from quire.service.text.history import as_wanted
 from quire.service.text.pieces import Piece
 from quire.service.text.structured import lark_grammar
@@ -21,6 +22,7 @@ from quire.service.text.tools import formats
 from quire.service.text.tools.formats import CallFormat, format_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import RegionFormat
+from quire.service.text.tools.typed_values import text_expression
 from quire.service.text.tools.use import parser_of
 from tests.service import tiny_tokenizers
 from tests.service.grammar_texts import accepts
@@ -230,6 +232,12 @@ def test_values_are_of_the_parameters_types() -> None:
     ((_, arguments),) = collect(pieces)[1]
     expected = {"n": 1.5, "b": True, "l": [1, None], "s": "[1]", "m": "7", "other": "x y"}
     assert json.loads(arguments) == expected
+
+
+def test_texts_without_quotes_are_held_to_what_can_be_enforced() -> None:
+    assert text_expression({"type": "string", "format": "path"}) == text_expression({"type": "string"})
+    with pytest.raises(FieldError, match="format of a text"):
+        text_expression({"type": "string", "format": "date"})
 
 
 FORMS = [name for name in vars(formats) if isinstance(getattr(formats, name), CallFormat)]

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.engine.errors import FieldError
+from quire.service.text.structured import without_unknown_formats
 from quire.service.text.tools.protocol import Function
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -39,7 +40,7 @@ def text_expression(schema: dict[str, Any]) -> str:
 
     Where texts stand without quotes a grammar has its own words for them.
     """
-    beyond = sorted(set(schema) - _KNOWN - {"$defs", "definitions"})
+    beyond = sorted(set(without_unknown_formats(schema)) - _KNOWN - {"$defs", "definitions"})
     if beyond:
         raise FieldError(
             "tools", f"tools: {beyond[0]} of a text cannot be enforced in the way this model writes calls"
