@@ -26,6 +26,7 @@ from quire.service.api.request_params import (
     cache_salt,
     check_sampling,
     checked_grammar,
+    checked_tools,
     sampling_params,
     token_budget,
     tokenising_limit,
@@ -42,7 +43,6 @@ from quire.service.text.reasoning.use import Reasoning
 from quire.service.text.rendering import render, template_arguments
 from quire.service.text.structured import Form
 from quire.service.text.tools.calls import whole_calls
-from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from quire.service.text.template_renderer import TemplateRenderer
@@ -155,7 +155,7 @@ async def generate(
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
     carried.check(len(tokens), budget)
-    tools = ToolUse.of(body, tokenizer)
+    tools = await checked_tools(state, body, tokenizer)
 
     def form() -> Form | None:
         answer = body.form() if tools is None else tools.form()

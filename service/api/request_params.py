@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection
@@ -16,6 +16,10 @@ from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
 from quire.service.text.structured import Form
+from quire.service.text.tools.use import ToolRequest, ToolUse
+
+if TYPE_CHECKING:
+    from quire.service.text.tokenizer import Tokenizer
 
 
 class TokenLimit(Protocol):
@@ -138,6 +142,17 @@ async def checked_grammar(state: ServerState, form_of: Callable[[], Form | None]
     _, tokenizer, info = state.serving()
     await state.grammar_trials.check(tokenizer, info, form.field, form.grammar)
     return form.grammar
+
+
+async def checked_tools(state: ServerState, body: ToolRequest, tokenizer: Tokenizer) -> ToolUse | None:
+    """Return the tools that it offers, and the document beside them. Raises ApiError 400."""
+    try:
+        tools = ToolUse.of(body, tokenizer)
+    except FieldError as error:
+        raise refused(error) from None
+    if tools is not None and tools.document is not None:
+        await checked_grammar(state, tools.document.form)  # alone, so that errors name its field
+    return tools
 
 
 def sampling_params(

@@ -92,19 +92,27 @@ class Form(NamedTuple):
     grammar: str
 
 
-def json_form(field: str, asked: ResponseFormat | FlatFormat | None) -> Form | None:
-    """Return what the text must be. Raises FieldError."""
+class Document(NamedTuple):
+    """A JSON document that a text can be, by its schema, and the field that asks for it."""
+
+    field: str
+    schema: dict[str, Any]
+
+    def form(self) -> Form:
+        """Return what a text must be that is the document. Raises FieldError."""
+        try:
+            return Form(self.field, json_grammar(self.schema))
+        except ValueError as error:
+            raise FieldError(self.field, f"{self.field}: {error}") from None
+
+
+def document_of(field: str, asked: ResponseFormat | FlatFormat | None) -> Document | None:
+    """Return what is asked for, if it is JSON."""
     if asked is None or isinstance(asked, TextFormat):
         return None
-    schema: dict[str, Any] = {"type": "object"}
     if isinstance(asked, JsonSchemaFormat):
-        schema = asked.json_schema.schema
-    elif isinstance(asked, FlatSchemaFormat):
-        schema = asked.schema
-    try:
-        return Form(field, json_grammar(schema))
-    except ValueError as error:
-        raise FieldError(field, f"{field}: {error}") from None
+        return Document(field, asked.json_schema.schema)
+    return Document(field, asked.schema if isinstance(asked, FlatSchemaFormat) else {"type": "object"})
 
 
 def json_grammar(schema: dict[str, Any]) -> str:

@@ -180,7 +180,8 @@ def thinker(make_service: Callable[..., Service]) -> Callable[..., Service]:
     def make(text: str, template: str = OPEN, *, marker: bool = False, **config: Any) -> Service:
         backend = tiny_tokenizers.byte_level()
         if marker:
-            backend.add_special_tokens([AddedToken(each, special=True) for each in THINK.markers])
+            markers = (*THINK.markers, *FORMATS["gpt_oss"].markers)
+            backend.add_special_tokens([AddedToken(each, special=True) for each in markers])
         tokenizer = Tokenizer(backend, ChatTemplate(template, {}))
         tokens = tokenizer.encode(text + "<|end|>", add_special_tokens=False)
         service = make_service(script=lambda prompt, params, index: tokens, **config)
@@ -352,6 +353,46 @@ async def test_forced_calls_follow_thinking(thinker: Callable[..., Service]) -> 
     grammar = service.engine.streams[-1].params.grammar
     assert accepts_grammar(service.state.tokenizer, grammar, f"so</think>\n\n{hermes('f', '{}')}")  # type: ignore[arg-type]
     assert not accepts_grammar(service.state.tokenizer, grammar, "so</think>\n\nno")  # type: ignore[arg-type]
+
+
+HARMONY = "{{ tools }}<|channel|>analysis to=functions.{% for m in messages %}{{ m.content }}{% endfor %}"
+CALL_HEAD = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("template", "budget", "before", "call", "head"),
+    [
+        (tool_templates.HERMES + "<think>\n", None, "so</think>\n\n", hermes("f", "{}"), ""),
+        (tool_templates.HERMES + "<think>\n", 2, "so</think>\n\n", hermes("f", "{}"), ""),
+        (HARMONY, None, "", f"{CALL_HEAD}{{}}", "<|channel|>final<|message|>"),  # <|end|> is an eos here
+    ],
+)
+async def test_calls_or_a_document_follow_thinking(
+    thinker: Callable[..., Service], template: str, budget: int | None, before: str, call: str, head: str
+) -> None:
+    service = thinker("x", template, marker=True)
+    tokenizer = service.state.tokenizer
+    assert tokenizer is not None
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": HELLO, "tools": tools, "response_format": NUMBER, "thinking_token_budget": budget}
+    reply = await post(service.app, CHAT, body)
+    assert reply.status == 200, reply.body
+    grammar = service.engine.streams[-1].params.grammar
+    for answer, allowed in ((call, True), (f"{head}17", True), (f"{head}no", False), ("", False)):
+        assert accepts_grammar(tokenizer, grammar, before + answer) is allowed, answer
+
+
+@pytest.mark.anyio
+async def test_a_document_after_thinking_is_content(thinker: Callable[..., Service]) -> None:
+    said = json.dumps({"answer": hermes("f", "{}")})
+    service = thinker(f"so</think>\n\n{said}", tool_templates.HERMES + "<think>\n")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"messages": HELLO, "tools": tools, "response_format": {"type": "json_object"}}
+    message = (await post(service.app, CHAT, body)).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("so", said) and "tool_calls" not in message
+    streamed = merged((await post(service.app, CHAT, body | {"stream": True})).events)
+    assert (streamed["reasoning"], streamed["content"]) == ("so", said)
 
 
 @pytest.mark.anyio

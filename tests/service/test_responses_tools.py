@@ -295,6 +295,7 @@ async def test_the_engine_is_asked_what_chat_asks_it(speaker: Callable[..., Spea
 
 CALLED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 ANSWER = {"type": "function_call_output", "call_id": "a", "output": "x"}
+NOT = {"type": "json_schema", "name": "answer", "schema": {"not": {}}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tools", {"tools": [flat("f"), flat("f")]}, "two functions named 'f'"),
     ("tools", {"tools": [flat("f", {"type": "string"})]}, "type object"),
@@ -306,7 +307,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "'g'"),
     ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "allowed_tools"),
     ("tool_choice", {"tool_choice": "required"}, "tools"),
-    ("text.format", {"tools": TOOLS, "text": {"format": {"type": "json_object"}}}, "tools"),
+    ("text.format", {"tools": TOOLS, "text": {"format": NOT}}, "not"),
     ("ignore_eos", {"tools": TOOLS, "ignore_eos": True}, "tools"),
     ("input[0]", {"input": [CALLED | {"output": "x"}]}, "has no output"),
     ("input[0]", {"input": [{"type": "function_call", "call_id": "a"}]}, "needs name"),

@@ -14,12 +14,14 @@ from tokenizers import AddedToken
 
 from quire.engine.errors import FieldError
 from quire.service.text.history import as_wanted
-from quire.service.text.pieces import Piece
+from quire.service.text.pieces import AnswerParser, Piece
 from quire.service.text.structured import lark_grammar
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.text.tools import formats
 from quire.service.text.tools.formats import CallFormat, format_of
+from quire.service.text.tools.held_answers import CallsOrDocument, OnlyCalls
+from quire.service.text.tools.lark import json_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import RegionFormat
 from quire.service.text.tools.typed_values import text_expression
@@ -40,6 +42,12 @@ PARAMETERS: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 9}, "name": {"type": "string"}},
+    "required": ["answer"],
+}
+DOCUMENT = json_of(ANSWER | {"additionalProperties": False})
 FUNCTIONS = [Function(name="f", parameters=PARAMETERS), Function(name="g")]
 ARGUMENTS = {"city": "Bär [x]", "days": 3}
 JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -254,6 +262,7 @@ def tokenizer_of(form: CallFormat) -> Tokenizer:
 def test_what_must_be_called_is_and_its_arguments_fit(name: str) -> None:
     form: CallFormat = getattr(formats, name)
     tokenizer, rng, most = tokenizer_of(form), random.Random(3), 0
+    strict = [Function(name=each.name, parameters=each.parameters, strict=True) for each in FUNCTIONS]
     schemas = {function.name: function.schema for function in FUNCTIONS}
     for parallel in (True, False):
         rules = lark_grammar(form.must_call(FUNCTIONS, tokenizer.added_token, parallel=parallel))
@@ -263,10 +272,54 @@ def test_what_must_be_called_is_and_its_arguments_fit(name: str) -> None:
                 continue
             said, calls = parse(form, [text])
             assert said == "" and calls and (parallel or len(calls) == 1), text
+            beside = form.call_or_document(
+                strict, tokenizer.added_token, parallel=parallel, document=DOCUMENT
+            )
+            assert accepts(tokenizer, beside, text)
             most = max(most, len(calls))
             for called, arguments in calls:
                 jsonschema.validate(json.loads(arguments), schemas[called])
     assert most
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_call_that_must_be_made_and_is_cut_leaves_no_text(name: str) -> None:
+    form: CallFormat = getattr(formats, name)
+    tokenizer = tokenizer_of(form)
+    rules = lark_grammar(form.must_call(FUNCTIONS, tokenizer.added_token, parallel=False))
+    text = next(filter(None, (random_text(tokenizer, rules, random.Random(seed)) for seed in range(9))))
+    for end in range(len(text)):
+        parsers: list[AnswerParser] = [OnlyCalls(parser_of(form, FUNCTIONS, parallel=False))]
+        if form.written_begins:
+            own = parser_of(form, FUNCTIONS, parallel=False)
+            parsers.append(CallsOrDocument(own, form.written_begins))
+        for parser in parsers:
+            said, calls = collect(
+                [piece for each in text[:end] for piece in parser.push(each)] + parser.finish()
+            )
+            assert (said, calls) == ("", parse(form, [text[:end]])[1]), text[:end]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_document_may_come_instead_of_calls(name: str) -> None:
+    form: CallFormat = getattr(formats, name)
+    tokenizer = tokenizer_of(form)
+    rules = form.call_or_document(FUNCTIONS, tokenizer.added_token, parallel=True, document=DOCUMENT)
+    head = "<|channel|>final<|message|>" if form is formats.HARMONY_CALLS else ""
+    for text in ('{"answer": "x"}', '{"answer":"x", "name": "f"}'):
+        assert accepts(tokenizer, rules, head + text)
+    for wrong in ("", "Just text.", head + '{"answer": 3}', head + '{"answer": "x"} x'):
+        assert not accepts(tokenizer, rules, wrong)
+    if not isinstance(form, RegionFormat) or not form.written_begins:
+        return
+    called = (
+        next(text for case, text, _, calls in CASES if case == name and calls) if name != "HERMES" else ""
+    )
+    text = json.dumps({"answer": f"{called}{form.written_begins[0]}<tool_call>"}, ensure_ascii=False)
+    for pieces in (list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        parser = CallsOrDocument(parser_of(form, FUNCTIONS, parallel=True), form.written_begins)
+        found = [piece for each in pieces for piece in parser.push(each)]
+        assert collect(found + parser.finish()) == (text, [])
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "HARMONY_CALLS"])

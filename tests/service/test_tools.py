@@ -31,7 +31,7 @@ from tests.service import tiny_tokenizers, tool_templates
 from tests.service.asgi import post
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine
-from tests.service.grammar_texts import accepts
+from tests.service.grammar_texts import accepts, accepts_grammar
 from tests.service.live import Live
 from tests.service.test_tool_parser import hermes, llama, parse
 
@@ -206,6 +206,11 @@ async def test_templates_see_tools_calls_and_answers(
         assert ('"Does get_weather."' in prompt) == (more == {"tools": TOOLS})
 
 
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+NUMBER = as_format({"type": "integer"})
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tools", {"tools": [tool("f"), tool("f")]}, "two functions named 'f'"),
@@ -215,7 +220,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
     ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}, "any"),
     ("tool_choice", {"tool_choice": "required"}, "tools"),
-    ("response_format", {"tools": TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+    ("guided_regex", {"tools": TOOLS, "guided_regex": "a"}, "tools"),
+    ("guided_regex", {"tools": TOOLS, "response_format": NUMBER, "guided_regex": "a"}, "tools"),
+    ("response_format", {"tools": TOOLS, "response_format": as_format({"not": {}})}, "not"),
     ("use_beam_search", {"tools": TOOLS, "use_beam_search": True}, "tools"),
     (
         "tools",
@@ -255,6 +262,137 @@ async def test_refusals_name_the_field(tool_service: Callable[..., Service], ser
     reply = await post(service.app, PATH, {"messages": answered})
     assert (reply.status, reply.error["param"]) == (400, "messages")
     assert not hermes_service.engine.streams and not service.engine.streams
+
+
+# -- a document, if it is no call ---------------------------------------------------------------------------
+
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"answer": {"type": "string"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FLAT: Any = [{"type": "function", **each["function"], "strict": False} for each in TOOLS]
+OWN: Any = [
+    {"name": each["function"]["name"], "input_schema": each["function"].get("parameters", {"type": "object"})}
+    for each in TOOLS
+]
+BESIDE_TOOLS: list[tuple[str, dict[str, Any], Callable[[Any], str]]] = [
+    (
+        PATH,
+        {"messages": QUESTION, "tools": TOOLS, "response_format": as_format(ANSWER)},
+        lambda reply: reply["choices"][0]["message"]["content"],
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "hello",
+            "tools": FLAT,
+            "text": {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER}},
+        },
+        lambda reply: reply["output"][0]["content"][0]["text"],
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": "tiny",
+            "max_tokens": 900,
+            "messages": QUESTION,
+            "tools": OWN,
+            "output_config": {"format": {"type": "json_schema", "schema": ANSWER}},
+        },
+        lambda reply: reply["content"][0]["text"],
+    ),
+    (
+        "/api/chat",
+        {"model": "tiny", "messages": QUESTION, "tools": TOOLS, "format": ANSWER, "stream": False},
+        lambda reply: reply["message"]["content"],
+    ),
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("template", [tool_templates.HERMES, tool_templates.LLAMA])
+async def test_an_answer_is_calls_or_a_document_in_every_api(
+    tool_service: Callable[..., Service], template: str
+) -> None:
+    said = json.dumps({"answer": f" {hermes('f', '{}')} "})
+    service = tool_service(said, template)
+    call = (hermes if template is tool_templates.HERMES else llama)("get_weather", ARGUMENTS)
+    for path, body, text_of in BESIDE_TOOLS:
+        reply = await post(service.app, path, body)
+        assert reply.status == 200, reply.body
+        assert text_of(reply.json()) == said, path
+        grammar, tokenizer = service.engine.streams[-1].params.grammar, service.state.tokenizer
+        assert tokenizer is not None
+        for text, allowed in ((said, True), (call, True), (f"I look.\n{call}", False), ("{}", False)):
+            assert accepts_grammar(tokenizer, grammar, text) is allowed, (path, text)
+
+
+@pytest.mark.anyio
+async def test_a_document_beside_tools_streamed_and_not(tool_service: Callable[..., Service]) -> None:
+    body = {"messages": QUESTION, "tools": TOOLS, "response_format": {"type": "json_object"}}
+    said = json.dumps({"answer": hermes("f", "{}")})
+    for text, content, calls in (
+        (said, said, []),
+        (hermes("f", "{}"), "", [{"name": "f", "arguments": "{}"}]),
+    ):
+        for marker in (None, "special"):
+            service = tool_service(text, marker=marker)
+            choice = (await post(service.app, PATH, body)).json()["choices"][0]
+            streamed = merged((await post(service.app, PATH, body | {"stream": True})).events)
+            called = [call["function"] for call in choice["message"].get("tool_calls", [])]
+            assert (choice["message"]["content"] or "", called) == (content, calls)
+            assert (streamed["content"], streamed["tool_calls"]) == (content, calls)
+            assert choice["finish_reason"] == streamed["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.anyio
+async def test_the_choice_of_tools_decides_whether_a_document_may_come(
+    tool_service: Callable[..., Service],
+) -> None:
+    service = tool_service("x")
+    body = {"messages": QUESTION, "tools": TOOLS, "response_format": NUMBER}
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, calls, document in (
+        ("none", False, True),
+        ("auto", True, True),
+        ("required", True, False),
+        (named, True, False),
+    ):
+        assert (await post(service.app, PATH, body | {"tool_choice": choice})).status == 200
+        grammar, tokenizer = service.engine.streams[-1].params.grammar, service.state.tokenizer
+        assert tokenizer is not None
+        assert accepts_grammar(tokenizer, grammar, hermes("f", "{}")) is calls
+        assert accepts_grammar(tokenizer, grammar, "17") is document
+
+
+@pytest.mark.anyio
+async def test_a_document_that_may_read_as_a_call_is_refused(tool_service: Callable[..., Service]) -> None:
+    """Where calls are bare objects."""
+    service = tool_service('{"name": "f"}', tool_templates.LLAMA)
+    text = {"type": "string"}
+    closed = {"type": "object", "properties": {"name": text}, "additionalProperties": False}
+    open_ = {"type": "object", "properties": {"answer": text}, "required": ["answer"]}
+    parameters = closed | {"properties": {"name": text, "parameters": {"type": "object"}}}
+    for schema, status in (
+        (closed, 200),
+        (open_, 200),
+        ({"type": "object"}, 400),
+        ({"type": "integer"}, 400),
+        (parameters, 400),
+        (open_ | {"properties": {"name": text, "answer": text}}, 400),
+        (open_ | {"required": []}, 400),
+        (open_ | {"allOf": [closed]}, 400),
+        (closed | {"properties": 3}, 400),
+    ):
+        body = {"messages": QUESTION, "tools": TOOLS, "response_format": as_format(schema)}
+        reply = await post(service.app, PATH, body)
+        assert reply.status == status, (schema, reply.body)
+        if status == 400:
+            assert reply.error["param"] == "response_format" and "'parameters'" in reply.error["message"]
+        else:
+            assert reply.json()["choices"][0]["message"]["content"] == '{"name": "f"}'
 
 
 # -- grammars -----------------------------------------------------------------------------------------------

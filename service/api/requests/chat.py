@@ -12,7 +12,7 @@ from quire.service.api.requests.forms import UNWRAPPED
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.json_fields import MAX_TOKENS, LogprobCount, Text
 from quire.service.text.rendering import ReasoningEffort, TemplateArguments
-from quire.service.text.structured import Form, ResponseFormat, TextFormat, json_form
+from quire.service.text.structured import Document, Form, ResponseFormat, document_of
 from quire.service.text.tools.protocol import (
     CallId,
     Function,
@@ -190,10 +190,14 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
 
     @property
+    def document(self) -> Document | None:
+        """Return what the answer must be, unless it is calls."""
+        return document_of("response_format", self.response_format)
+
+    @property
     def form_fields(self) -> list[str]:
-        asks = not isinstance(self.response_format, TextFormat | None)
-        offers = ["tools"] * bool(self.offered_functions)
-        return offers + ["response_format"] * asks + super().form_fields
+        own = "tools" if self.offered_functions else "response_format" if self.document else ""
+        return [own] * bool(own) + super().form_fields
 
     def form(self) -> Form | None:
-        return json_form("response_format", self.response_format) or super().form()
+        return super().form() if self.document is None else self.document.form()

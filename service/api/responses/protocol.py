@@ -13,7 +13,7 @@ from quire.service.api.responses.sampling import LOGPROBS, ResponseSampling
 from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.rendering import ReasoningEffort
-from quire.service.text.structured import FlatFormat, Form, TextFormat, json_form
+from quire.service.text.structured import Document, FlatFormat, Form, TextFormat, document_of
 from quire.service.text.tools.protocol import (
     MAX_TOOLS,
     Arguments,
@@ -200,9 +200,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
         functions = self.functions
         check_tools(functions or None, self.tool_choice)
         given = ["tools"] * bool(self.offered_functions)
-        given += ["text.format"] * (not isinstance(self.text_format, TextFormat))
-        if len(given) > 1:
-            raise FieldError(given[1], f"{given[1]} may not be given together with {given[0]}")
+        given += ["text.format"] * (self.document is not None)
         if self.ignore_eos and given:
             raise FieldError("ignore_eos", f"ignore_eos may not be given together with {given[0]}")
 
@@ -256,9 +254,14 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     def text_format(self) -> FlatFormat:
         return (self.text.format if self.text is not None else None) or TextFormat()
 
+    @property
+    def document(self) -> Document | None:
+        """Return what the answer must be, unless it is calls."""
+        return document_of("text.format", self.text_format)
+
     def form(self) -> Form | None:
         """Return what the text must be. Raises FieldError."""
-        return json_form("text.format", self.text_format)
+        return None if self.document is None else self.document.form()
 
 
 class ResponseCreate(

@@ -19,7 +19,13 @@ from quire.service.answer.replies import TokenLogprobs
 from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.chat import logprobs_of
 from quire.service.api.logprob_budget import LogprobBudget
-from quire.service.api.request_params import cache_salt, check_sampled_ids, checked_grammar, token_budget
+from quire.service.api.request_params import (
+    cache_salt,
+    check_sampled_ids,
+    checked_grammar,
+    checked_tools,
+    token_budget,
+)
 from quire.service.api.responses.input_items import as_listed
 from quire.service.api.responses.messages import with_input, with_output
 from quire.service.api.responses.protocol import InputItem, ResponseRequest
@@ -43,7 +49,6 @@ from quire.service.state import ServerState
 from quire.service.text.reasoning.use import Reasoning
 from quire.service.text.rendering import TemplateMessage, render, template_arguments
 from quire.service.text.structured import Form
-from quire.service.text.tools.use import ToolUse
 
 if TYPE_CHECKING:
     from quire.service.text.template_renderer import TemplateRenderer
@@ -219,7 +224,7 @@ async def begin(
     text = await prompt_text(state.renderer, tokenizer, model, body, said)
     limit = info.max_request_tokens
     tokens = await state.encode(text, "input", add_special_tokens=False, limit=limit)
-    tools = ToolUse.of(body, tokenizer)
+    tools = await checked_tools(state, body, tokenizer)
     reasoning = Reasoning.of(state.config.reasoning_parser, tokenizer, tokens, arguments)
 
     def form() -> Form | None:

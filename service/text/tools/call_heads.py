@@ -77,6 +77,28 @@ def match_head(text: str, arguments: str) -> Head | bool | None:
     return Head(name, at - 1)
 
 
+_PLAIN = {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
+    *("$schema", "$id", "title", "description", "default", "examples"),
+}
+
+
+def may_begin_as_call(schema: dict[str, Any]) -> bool:
+    """Whether objects of a schema may begin as a call does, with a name and parameters.
+
+    They are written in the schema's order, and properties that it does not have come last.
+    """
+    if set(schema) - _PLAIN:
+        return True
+    names, required = schema.get("properties"), schema.get("required")
+    if not isinstance(names, dict):
+        return True
+    if schema.get("additionalProperties") is False:
+        return "parameters" in names
+    comes_first = isinstance(required, list) and any(name in required for name in names)
+    return not comes_first or "name" in names or "type" in names
+
+
 def decode_call(content: str, arguments: str, names: Container[str]) -> tuple[str, str] | None:
     """Name and arguments of a call that is there as a whole."""
     try:

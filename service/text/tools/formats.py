@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from quire.service.text.reasoning.formats import HARMONY
 from quire.service.text.tools.gemma_calls import reader, writer
@@ -49,6 +50,7 @@ class HarmonyCalls:
     """gpt-oss's: a message on the commentary channel to functions.name; the token that ends it is an eos."""
 
     opening = ()
+    written_begins = ()  # channels tell calls from an answer
     markers = HARMONY.markers
 
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
@@ -59,6 +61,18 @@ class HarmonyCalls:
         """The rules of a grammar of an answer, or of one call."""
         final = '<|channel|> "final" <|message|> TEXT'
         return "\n".join([f"start: call | {final}", ANY_TEXT, *self._calls(functions, forced=False)])
+
+    def call_or_document(
+        self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool, document: str
+    ) -> str:
+        """The rules of a grammar of one call, or of a document as the answer."""
+        final = '<|channel|> "final" <|message|> document'
+        calls = self._calls(functions, forced=False)
+        return "\n".join([f"start: call | {final}", f"document: {document}", *calls])
+
+    def tells_from_calls(self, schema: dict[str, Any]) -> bool:
+        """Whether a document of this schema never reads as a call: its channel tells."""
+        return True
 
     def _calls(self, functions: Sequence[Function], *, forced: bool) -> list[str]:
         rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]

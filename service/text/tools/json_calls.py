@@ -136,7 +136,13 @@ def write_hermes(functions: Sequence[Function], token_of: TokenOf, forced: bool,
 def write_llama(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:
     tag = "" if forced or token_of(PYTHON_TAG) is None else f"{literal(PYTHON_TAG, token_of)}? "
     more = ' ("; " call)*' if several else ""
-    return [f"region: {tag}call{more}", *_objects(functions, forced, "parameters")]
+    rules = [f"region: {tag}call{more}", _either(functions)]
+    for at, function in enumerate(functions):
+        # in the parts that a document's grammar has, too, as an answer may be either
+        parts = ("{", '"name"', ": ", f'"{function.name}"', ", ", '"parameters"', ": ")
+        head = " ".join(map(json.dumps, parts))
+        rules.append(f'call_{at}: {head} {json_of(schema_of(function, forced=forced))} "}}"')
+    return rules
 
 
 def write_object(functions: Sequence[Function], token_of: TokenOf, forced: bool, several: bool) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.service.text.pieces import CallStart, Piece
 from quire.service.text.reasoning.parser import find_marker
+from quire.service.text.tools.call_heads import may_begin_as_call
 from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps
 from quire.service.text.tools.lark import TokenOf, free_text, literal
 from quire.service.text.tools.protocol import Function
@@ -53,13 +55,41 @@ class RegionFormat:
         """Tokens that must be seen even where special ones are skipped."""
         return tuple(filter(None, (*self.begins, self.end, *self.around, *self.within)))
 
+    @property
+    def written_begins(self) -> tuple[str, ...]:
+        """What stands at the beginning of calls that are written; nothing: documents may begin so, too."""
+        if self.begin:
+            return (*self.around[:1], self.begin)
+        return () if self._writes_objects else (self.brackets[0],)
+
+    @property
+    def _writes_objects(self) -> bool:
+        return not self.begin and self.brackets[0] == "{"
+
+    def tells_from_calls(self, schema: dict[str, Any]) -> bool:
+        """Whether a document of this schema never reads as a call."""
+        if self.begin:
+            return True
+        is_object = schema.get("type") == "object"
+        return is_object and not (self._writes_objects and may_begin_as_call(schema))
+
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of one call, or of one or more if `parallel`."""
+        rules = self.write(functions, token_of, True, parallel)
+        return "\n".join([f"start: {self._calls_alone(token_of, parallel)}", *rules]) + "\n"
+
+    def call_or_document(
+        self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool, document: str
+    ) -> str:
+        """The rules of a grammar of calls alone, which are right, or of a document."""
+        rules = [f"document: {document}", *self.write(functions, token_of, False, parallel)]
+        return "\n".join([f"start: {self._calls_alone(token_of, parallel)} | document", *rules]) + "\n"
+
+    def _calls_alone(self, token_of: TokenOf, parallel: bool) -> str:
         one = f"{literal(self.begin, token_of)} region" if self.begin else "region"
         more = f" ({literal(self.between, token_of)} {one})*" if parallel and self.repeats else ""
         first, last = ("", "") if len(self.around) < 2 or not self.begin else self.around
-        start = f"start: {literal(first, token_of)} {one}{more} {literal(last, token_of)}"
-        return "\n".join([start, *self.write(functions, token_of, True, parallel)]) + "\n"
+        return f"{literal(first, token_of)} {one}{more} {literal(last, token_of)}"
 
     def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
         """The rules of a grammar of any text, in which calls are right."""

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire.engine.errors import FieldError
 from quire.service.text.pieces import AnswerParser
 from quire.service.text.reasoning.harmony import HarmonyParser
-from quire.service.text.structured import Form, lark_grammar
+from quire.service.text.structured import Document, Form, lark_grammar
 from quire.service.text.tools.formats import CallFormat
+from quire.service.text.tools.held_answers import CallsOrDocument, OnlyCalls
+from quire.service.text.tools.lark import json_of
 from quire.service.text.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name
 from quire.service.text.tools.regions import RegionFormat, RegionParser
 
@@ -29,6 +32,9 @@ class ToolRequest(Protocol):
     @property
     def parallel_tool_calls(self) -> bool | None: ...
 
+    @property
+    def document(self) -> Document | None: ...
+
 
 @dataclass(frozen=True)
 class ToolUse:
@@ -37,10 +43,11 @@ class ToolUse:
     forced: bool  # it must call one
     parallel: bool
     tokenizer: Tokenizer
+    document: Document | None = None  # what it says if it calls none
 
     @classmethod
     def of(cls, body: ToolRequest, tokenizer: Tokenizer) -> ToolUse | None:
-        """None if it has no tools to call, or the model's chat template knows none."""
+        """None if it has no tools to call, or the model's chat template knows none. Raises FieldError."""
         template = tokenizer.chat_template
         form = None if template is None else template.tool_format
         if form is None or not body.offered_functions:
@@ -49,22 +56,37 @@ class ToolUse:
         functions = [each for each in body.offered_functions if chosen is None or each.name == chosen]
         parallel = body.parallel_tool_calls is not False and chosen is None
         forced = chosen is not None or body.tool_choice == "required"
-        return cls(form, tuple(functions), forced, parallel, tokenizer)
+        document = None if forced else body.document
+        if document is not None and not form.tells_from_calls(document.schema):
+            field = document.field
+            raise FieldError(
+                field,
+                f"{field} may be given together with tools only if no document of its schema begins as a "
+                "call, and this model's calls are bare JSON: the schema must be an object, with "
+                "additionalProperties false and no property 'parameters'",
+            )
+        return cls(form, tuple(functions), forced, parallel, tokenizer, document)
 
     def form(self) -> Form | None:
-        """Return what the text must be so that all calls are right that have to be."""
-        if self.forced:
-            make = self.format.must_call
+        """Return what the text must be so that all calls are right that have to be, or the document."""
+        given, several = (self.functions, self.tokenizer.added_token), self.parallel
+        if self.document is not None:
+            document = json_of(self.document.schema)
+            rules = self.format.call_or_document(*given, parallel=several, document=document)
+        elif self.forced:
+            rules = self.format.must_call(*given, parallel=several)
         elif any(function.strict for function in self.functions):
-            make = self.format.may_call
+            rules = self.format.may_call(*given, parallel=several)
         else:
             return None
-        rules = make(self.functions, self.tokenizer.added_token, parallel=self.parallel)
         return Form("tools", lark_grammar(rules))
 
     def parser(self) -> AnswerParser:
         """For one answer."""
-        return parser_of(self.format, self.functions, parallel=self.parallel)
+        parser = parser_of(self.format, self.functions, parallel=self.parallel)
+        if self.document is not None and self.format.written_begins:
+            return CallsOrDocument(parser, self.format.written_begins)
+        return OnlyCalls(parser) if self.forced else parser
 
 
 def parser_of(form: CallFormat, functions: Sequence[Function], *, parallel: bool) -> AnswerParser:
