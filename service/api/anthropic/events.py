@@ -58,9 +58,10 @@ class MessageAnswer:
     def whole(self) -> MessageReply:
         """Return the message once its generation has finished.
 
-        A call whose arguments are no JSON object, as where it was cut, is text: nobody could run it.
+        A call whose arguments are no JSON object, as where it was cut, has none: nobody takes them for
+        whole.
         """
-        reply = self.begun()
+        reply, called = self.begun(), False
         for part in self.choice.take_parts():
             if isinstance(part, str):
                 if text := part if not reply.content else part.lstrip():
@@ -69,13 +70,10 @@ class MessageAnswer:
                 if self.shows_thinking:
                     reply.content.append(SaidThinking(thinking=part.text))
             elif part.id is not UNSET and part.function.name is not UNSET:
-                text, name = part.function.arguments, part.function.name
-                given = object_of(text)
-                call = None if given is None else SaidCall(id=part.id, name=name, input=given)
-                reply.content.append(call or SaidText(text=text))
-        reply.stop_reason = stop_reason(self.choice, fills_context=self.fills_context)
-        if reply.stop_reason == "tool_use" and not any(isinstance(each, SaidCall) for each in reply.content):
-            reply.stop_reason = "end_turn"
+                given = object_of(part.function.arguments)
+                called = called or given is not None
+                reply.content.append(SaidCall(id=part.id, name=part.function.name, input=given or {}))
+        reply.stop_reason = stop_reason(self.choice, fills_context=self.fills_context, called=called)
         reply.stop_sequence = stop_sequence(self.choice)
         return reply
 
@@ -89,6 +87,8 @@ class MessageEncoder:
         self._started = False
         self._index = -1  # of the latest block
         self._open: type[Said] | None = None
+        self._arguments: list[str] = []  # of the call that is open
+        self._called = False  # a call's arguments were whole
         self._pinged = False
 
     def chunk(self, choice: Choice) -> list[bytes]:
@@ -96,14 +96,12 @@ class MessageEncoder:
 
     def end(self) -> list[bytes]:
         message = self._message
-        delta = {
-            "stop_reason": stop_reason(message.choice, fills_context=message.fills_context),
-            "stop_sequence": stop_sequence(message.choice),
-        }
+        before = [*self._start(), *self._close()]
+        reason = stop_reason(message.choice, fills_context=message.fills_context, called=self._called)
+        delta = {"stop_reason": reason, "stop_sequence": stop_sequence(message.choice)}
         usage = AnthropicUsage.of(message.generation)
         return [
-            *self._start(),
-            *self._close(),
+            *before,
             self._event("message_delta", delta=delta, usage=usage),
             self._event("message_stop"),
         ]
@@ -124,6 +122,7 @@ class MessageEncoder:
             if part.id is not UNSET and part.function.name is not UNSET:
                 yield from self._begin(SaidCall(id=part.id, name=part.function.name, input={}))
             if part.function.arguments:
+                self._arguments.append(part.function.arguments)
                 yield self._delta("input_json_delta", partial_json=part.function.arguments)
             return
         if isinstance(part, Thought):
@@ -153,5 +152,8 @@ class MessageEncoder:
 
     def _close(self) -> Iterator[bytes]:
         if self._open is not None:
+            if self._open is SaidCall:
+                self._called = self._called or object_of("".join(self._arguments)) is not None
+                self._arguments = []
             self._open = None
             yield self._event("content_block_stop", index=self._index)

@@ -64,11 +64,14 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-def stop_reason(choice: Choice, *, fills_context: bool) -> StopReason:
-    """Return why the answer ended; `fills_context`: all the room there was is what it was given."""
+def stop_reason(choice: Choice, *, fills_context: bool, called: bool) -> StopReason:
+    """Return why the answer ended; `fills_context`: all the room there was is what it was given.
+
+    called: there is a call whose arguments are a JSON object, so that somebody can answer it.
+    """
     match choice.finish_reason:
         case "tool_calls":
-            return "tool_use"
+            return "tool_use" if called else "end_turn"
         case "length":
             return "model_context_window_exceeded" if fills_context else "max_tokens"
     return "end_turn" if stop_sequence(choice) is None else "stop_sequence"
