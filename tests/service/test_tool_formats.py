@@ -24,7 +24,7 @@ from quire.service.text.tools.held_answers import CallsOrDocument, OnlyCalls
 from quire.service.text.tools.lark import json_of
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import RegionFormat
-from quire.service.text.tools.typed_values import text_expression
+from quire.service.text.tools.typed_values import allowed_texts, text_expression
 from quire.service.text.tools.use import parser_of
 from tests.service import tiny_tokenizers
 from tests.service.grammar_texts import accepts
@@ -246,6 +246,22 @@ def test_texts_without_quotes_are_held_to_what_can_be_enforced() -> None:
     assert text_expression({"type": "string", "format": "path"}) == text_expression({"type": "string"})
     with pytest.raises(FieldError, match="format of a text"):
         text_expression({"type": "string", "format": "date"})
+
+
+@pytest.mark.parametrize("name", ["QWEN_CODER", "GEMMA", "LLAMA_4"])
+def test_parameters_that_are_no_schema_are_refused_by_their_keyword(name: str) -> None:
+    """Where calls are written by them."""
+    form: CallFormat = getattr(formats, name)
+    text = {"a": {"type": "string"}}
+    for wrong, words in (
+        ({"properties": 3}, "properties of 'f' must be an object"),
+        ({"properties": text, "required": 3}, "required of 'f' must be an array"),
+    ):
+        function = Function(name="f", parameters={"type": "object", **wrong})
+        with pytest.raises(FieldError, match=words):
+            form.must_call([function], lambda text: None, parallel=True)
+    with pytest.raises(FieldError, match="enum of a text must be an array"):
+        allowed_texts({"type": "string", "enum": 3})
 
 
 FORMS = [name for name in vars(formats) if isinstance(getattr(formats, name), CallFormat)]

@@ -14,7 +14,14 @@ from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps
 from quire.service.text.tools.lark import TokenOf, in_order, json_of, literal
 from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.regions import Reader, Writer
-from quire.service.text.tools.typed_values import allowed_texts, is_text, standing_alone, text_expression
+from quire.service.text.tools.typed_values import (
+    allowed_texts,
+    is_text,
+    property_names,
+    required_names,
+    standing_alone,
+    text_expression,
+)
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)")
 
@@ -82,8 +89,8 @@ def writer(quote: str, end: str) -> Writer:
         quoting, close = literal(quote, token_of), literal(end, token_of)
         rules = ["region: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
         for at, function in enumerate(functions):
-            names = list(function.schema.get("properties", {}))
-            required = function.schema.get("required", ()) if forced or function.strict else ()
+            names = property_names(function)
+            required = required_names(function) if forced or function.strict else ()
             pairs = []
             for number, name in enumerate(names):
                 value = _value(standing_alone(function, name), quoting)

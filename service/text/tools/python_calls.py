@@ -12,7 +12,7 @@ from quire.service.text.tools.incoming import Functions, Incoming, NoCall, Steps
 from quire.service.text.tools.json_calls import MORE, read_items
 from quire.service.text.tools.lark import TokenOf, in_order, json_of
 from quire.service.text.tools.protocol import Function
-from quire.service.text.tools.typed_values import standing_alone
+from quire.service.text.tools.typed_values import property_names, required_names, standing_alone
 
 _QUOTES = ('"""', "'''", '"', "'")  # longer ones first
 _NAMES = {"true": True, "false": False, "null": None}
@@ -113,9 +113,8 @@ def _write(functions: Sequence[Function], forced: bool) -> list[str]:
     rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
     for at, function in enumerate(functions):
         fits = forced or bool(function.strict)
-        schema = function.schema
-        names = list(schema.get("properties", {}))
-        required = schema.get("required", ()) if fits else ()
+        names = property_names(function)
+        required = required_names(function) if fits else ()
         pairs = []
         for number, name in enumerate(names):
             one = standing_alone(function, name) if fits else {}

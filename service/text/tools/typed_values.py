@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,11 +10,30 @@ from quire.engine.errors import FieldError
 from quire.service.text.structured import without_unknown_formats
 from quire.service.text.tools.protocol import Function
 
+T = TypeVar("T")
+
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _KINDS = {bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array"}
 _KNOWN = {
     *("type", "title", "description", "default", "examples", "enum", "const", "minLength", "maxLength"),
 }
+
+
+def property_names(function: Function) -> list[str]:
+    """Return the names of the parameters. Raises FieldError."""
+    return list(_part(function, "properties", {}, "an object"))
+
+
+def required_names(function: Function) -> list[Any]:
+    """Return the names of those that must be there. Raises FieldError."""
+    return list(_part(function, "required", [], "an array"))
+
+
+def _part(function: Function, keyword: str, default: T, wanted: str) -> T:
+    given: Any = function.schema.get(keyword, default)
+    if not isinstance(given, type(default)):
+        raise FieldError("tools", f"tools: {keyword} of {function.name!r} must be {wanted}, got {given!r}")
+    return given
 
 
 def property_schema(function: Function, name: str) -> dict[str, Any]:
@@ -51,8 +70,11 @@ def text_expression(schema: dict[str, Any]) -> str:
 
 
 def allowed_texts(schema: dict[str, Any]) -> list[str]:
-    """Return the only texts that it may be; none: it may be others."""
-    return [str(each) for each in schema.get("enum", [schema["const"]] if "const" in schema else [])]
+    """Return the only texts that it may be; none: it may be others. Raises FieldError."""
+    allowed = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(allowed, list):
+        raise FieldError("tools", f"tools: enum of a text must be an array, got {allowed!r}")
+    return [str(each) for each in allowed]
 
 
 def typed(text: str, schema: dict[str, Any]) -> Any:

@@ -68,7 +68,10 @@ class ToolUse:
         return cls(form, tuple(functions), forced, parallel, tokenizer, document)
 
     def form(self) -> Form | None:
-        """Return what the text must be so that all calls are right that have to be, or the document."""
+        """Return what the text must be so that all calls are right that have to be, or the document.
+
+        Raises FieldError.
+        """
         given, several = (self.functions, self.tokenizer.added_token), self.parallel
         if self.document is not None:
             document = json_of(self.document.schema)

@@ -13,7 +13,9 @@ from quire.service.text.tools.protocol import Function
 from quire.service.text.tools.typed_values import (
     allowed_texts,
     is_text,
+    property_names,
     property_schema,
+    required_names,
     standing_alone,
     text_expression,
     typed,
@@ -125,10 +127,9 @@ def _write(functions: Sequence[Function], tags: _Tags, close: str, forced: bool)
     """Parameters in the order of the schema; of calls that need not fit, any value of each."""
     rules = ["region: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
     for at, function in enumerate(functions):
-        schema = function.schema
-        names = list(schema.get("properties", {}))
+        names = property_names(function)
         fits = forced or bool(function.strict)
-        required = schema.get("required", ()) if fits else ()
+        required = required_names(function) if fits else ()
         parts = []
         for number, name in enumerate(names):
             rule = f"value_{at}_{number}"
