@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -66,7 +67,7 @@ async def stream(generation: Generation, encoder: EventEncoder, tell: Callable[[
     await generation.complete(add)
 
 
-async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | None:
+async def failure_of(work: Interruptible, steps: Coroutine[Any, Any, None]) -> ApiError | None:
     """Do the `steps` of `work`. Return how it failed, if there is a client to tell."""
     try:
         async with work:
@@ -78,6 +79,8 @@ async def failure_of(work: Interruptible, steps: Awaitable[None]) -> ApiError | 
     except Exception:
         log.exception("a request failed")
         return ApiError(500, "internal error", code="internal_error")
+    finally:
+        steps.close()  # they do not begin if the work was interrupted before
     return None
 
 

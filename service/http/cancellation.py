@@ -15,10 +15,14 @@ class Interruptible:
     """Use with `async with`, around the work, in the task that does it. The block raises the reason."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[object] | None = None
+        self._task: asyncio.Task[object] | None = None  # while it works
+        self._ended = False
         self._reason: Exception | None = None
 
     async def __aenter__(self) -> Self:
+        if self._reason is not None:
+            self._ended = True
+            raise self._reason
         self._task = asyncio.current_task()
         return self
 
@@ -30,9 +34,11 @@ class Interruptible:
             raise reason from None
 
     def interrupt(self, reason: Exception) -> None:
-        """End the work with `reason`, unless it has ended or is about to."""
-        if self._task is not None and self._reason is None:
-            self._reason = reason
+        """End the work with `reason`, when it begins if it has not, unless it has ended or is about to."""
+        if self._ended or self._reason is not None:
+            return
+        self._reason = reason
+        if self._task is not None:
             self._task.cancel()
 
     @property
@@ -42,7 +48,7 @@ class Interruptible:
 
     def _end_work(self, error: BaseException | None) -> Exception | None:
         """From here on nobody interrupts. Return the reason if `error` is the cancellation it brought."""
-        task, self._task = self._task, None
+        task, self._task, self._ended = self._task, None, True
         if not isinstance(error, asyncio.CancelledError) or self._reason is None or task is None:
             return None
         task.uncancel()

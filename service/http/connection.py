@@ -51,8 +51,9 @@ class Connection(Interruptible):
         self._finished = False  # and all of the body
 
     async def __aenter__(self) -> Self:
+        await super().__aenter__()
         self._gone.add_done_callback(self._leave)
-        return await super().__aenter__()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -159,6 +159,15 @@ async def test_a_cancelled_answer_says_so_and_its_request_is_aborted(manual: Ser
     socket.leave()
 
 
+async def test_what_is_cancelled_before_it_has_begun_is_not_made(manual: Service) -> None:
+    socket = opened(manual)
+    socket.say({"prompt": "a", "max_tokens": 9, "tag": "a"})
+    socket.say({"cancel": "a"})  # read in the same turn of the loop
+    assert await until_ended(socket) == [{"tag": "a", "done": True, "cancelled": True}]
+    assert manual.engine.streams == []
+    socket.leave()
+
+
 async def test_a_tag_in_use_is_refused_and_its_answer_goes_on(manual: Service) -> None:
     socket = opened(manual)
     for _ in range(2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -361,6 +362,20 @@ async def test_headers_where_they_mean_nothing(service: Service) -> None:
     assert (reply.status, reply.error["param"]) == (400, "last-event-id")
     assert (await Exchange(service.app, "HEAD", "/v1/streams/s").start().finish()).status == 405
     assert service.state.queue.prompts == 0
+
+
+async def test_one_that_is_stopped_before_it_runs_generates_nothing(manual: Service) -> None:
+    running = begin(manual)
+    started = None
+    while started is None:
+        await asyncio.sleep(0)
+        with contextlib.suppress(ApiError):
+            started = manual.state.recordings.find("", "s")
+    assert started.stop()
+    await settle()
+    assert started.ended and [stream.aborted for stream in manual.engine.streams] == [True]
+    reply = await running.finish()
+    assert (reply.status, reply.error["code"]) == (409, "stream_stopped")
 
 
 async def test_a_delete_stops_it(manual: Service) -> None:
