@@ -144,6 +144,13 @@ INERT: dict[str, tuple[Row, ...]] = {
     ),
     "Tool": (_CACHE_CONTROL,),
     "Function": (_CACHE_CONTROL,),
+    "FlatTool": (
+        Inert("allowed_callers", list[Literal["direct"]], "models here call tools themselves"),
+        Refused("async", "a response waits for what its calls give"),
+        Refused("defer_loading", "tools cannot be searched for"),
+        Refused("output_schema", "chat templates show no such schema: describe it in description"),
+    ),
+    "OwnTool": (Refused("input_examples", "chat templates show none: put them into description"),),
     "NamedSchema": (
         Inert(
             "description",

@@ -9,6 +9,7 @@ import msgspec
 from quire.service.api.operations import JSON, OPERATIONS, RETRIED, SSE, Operation
 from quire.service.api.request_schemas import widen
 from quire.service.api.sockets.description import SOCKETS
+from quire.service.http.tidying import structs_in
 
 
 def describe(version: str) -> dict[str, Any]:
@@ -17,9 +18,11 @@ def describe(version: str) -> dict[str, Any]:
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]
     types += [kind for socket in SOCKETS for kind in (*socket.client, *socket.server)]
-    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     requests = [each.request for each in OPERATIONS if each.request is not None]
-    widen(components, [*requests, *(kind for socket in SOCKETS for kind in socket.client)])
+    requests += [kind for socket in SOCKETS for kind in socket.client]
+    types += [kind for request in requests for kind in structs_in(request)]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    widen(components, requests)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)

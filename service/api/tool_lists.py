@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire.engine.errors import FieldError
+from quire.service.http.tidying import Own
 
 T = TypeVar("T")
 
@@ -18,21 +19,16 @@ _CODES = {"unknown": "unknown_field", "missing required": "missing_field"}
 _PATH = re.compile(r" - at `\$\.([^`]*)`$")
 
 
-def own_tools(given: Sequence[dict[str, Any]], types: tuple[str | None, ...], kind: type[T]) -> list[T]:
-    """Return those whose `type` is one of `types`, as `kind`. Raises FieldError for what is wrong in one."""
-    return [_read(tool, f"tools[{at}]", kind) for at, tool in enumerate(given) if _is_own(tool, types)]
+def own_tools(given: Sequence[dict[str, Any]], own: Own[T]) -> list[T]:
+    """Return one's own. Raises FieldError for what is wrong in one."""
+    return [_read(tool, f"tools[{at}]", own.kind) for at, tool in enumerate(given) if own.has(tool)]
 
 
-def left_out(given: Sequence[dict[str, Any]], types: tuple[str | None, ...]) -> Iterator[str]:
+def left_out(given: Sequence[dict[str, Any]], own: Own[T]) -> Iterator[str]:
     """Name the others."""
     for at, tool in enumerate(given):
-        if not _is_own(tool, types):
+        if not own.has(tool):
             yield tool["type"] if _NAME.fullmatch(tool["type"]) else f"tools[{at}]"
-
-
-def _is_own(tool: dict[str, Any], types: tuple[str | None, ...]) -> bool:
-    """What is of no type that could be one is wrong, rather than another's."""
-    return not isinstance(tool.get("type"), str) or tool["type"] in types
 
 
 def _read(tool: dict[str, Any], name: str, kind: type[T]) -> T:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import inspect
 
@@ -21,6 +21,22 @@ MAX_IGNORED = 64  # names that are remembered of one body
 
 _INDEX = re.compile(r"\[\d+\]")
 
+T = TypeVar("T")
+
+
+class Own(NamedTuple, Generic[T]):
+    """The objects of a list that are read here, as `kind`, among others, which stay as they are.
+
+    A list says so with the note `Meta(extra={"own": …})` on its items.
+    """
+
+    kind: type[T]
+    types: tuple[str | None, ...]  # that `type` may be
+
+    def has(self, item: dict[str, Any]) -> bool:
+        """Whether it is one; what is of no type that could be another's is a wrong one."""
+        return not isinstance(item.get("type"), str) or item["type"] in self.types
+
 
 class _Place(NamedTuple):
     """What may stand somewhere: objects of these types, or a list of at least so many such items."""
@@ -28,6 +44,7 @@ class _Place(NamedTuple):
     structs: tuple[inspect.StructType, ...]
     items: _Place | None
     least: int
+    own: Own[Any] | None = None
 
 
 class _Field(NamedTuple):
@@ -68,7 +85,7 @@ def _tidied(value: Any, place: _Place, path: str, ignored: dict[str, None], igno
         return [
             _tidied(item, items, f"{path}[{at}]", ignored, ignore_unknown) for at, item in enumerate(value)
         ]
-    struct = _chosen(place.structs, value) if isinstance(value, dict) else None
+    struct = _chosen(place, value) if isinstance(value, dict) else None
     if struct is None:
         return value
     fields, rows, kept = _fields(struct.cls), rows_of(struct.cls), {}
@@ -100,11 +117,14 @@ def _note(ignored: dict[str, None], where: str) -> None:
         ignored[_INDEX.sub("[]", where)] = None
 
 
-def _chosen(structs: tuple[inspect.StructType, ...], value: dict[str, Any]) -> inspect.StructType | None:
-    """Return the type of an object: the only one, or the one that its tag names."""
-    if len(structs) == 1:
-        return structs[0]
-    return next((each for each in structs if each.tag_field and value.get(each.tag_field) == each.tag), None)
+def _chosen(place: _Place, value: dict[str, Any]) -> inspect.StructType | None:
+    """Return the type of an object: the only one, or the one that its tag names. Another's has none."""
+    if place.own is not None and not place.own.has(value):
+        return None
+    if len(place.structs) == 1:
+        return place.structs[0]
+    tagged = (each for each in place.structs if each.tag_field)
+    return next((each for each in tagged if value.get(each.tag_field or "") == each.tag), None)
 
 
 @cache
@@ -113,6 +133,9 @@ def _place_of(kind: Any) -> _Place:
 
 
 def _place(kind: inspect.Type) -> _Place:
+    own = (kind.extra or {}).get("own") if isinstance(kind, inspect.Metadata) else None
+    if own is not None:
+        return _place_of(own.kind)._replace(own=own)
     structs: list[inspect.StructType] = []
     items, least = None, 0
     for member in members(kind):

@@ -135,7 +135,7 @@ async def _given(
             text = await response_text(renderer, tokenizer, "", response, said)
             return _Given(text, cache_salt(request, None))
         case "/v1/messages":
-            message = _messages.decode(body)
+            message = read(body, _messages, ignore_unknown=True).body
             chat = prompt_request(message, tokenizer.chat_template)
             text = await chat_text(renderer, tokenizer, "", chat) + beginning(message)
             return _Given(text, cache_salt(request, None))

@@ -156,6 +156,55 @@ async def test_unknown_fields_are_ignored_where_the_server_is_told_so(
     assert (reply.status, reply.error["param"]) == (400, "temperature"), "known ones are still checked"
 
 
+FLAT = {
+    "type": "function",
+    "name": "f",
+    "parameters": {"type": "object"},
+    "cache_control": {"type": "ephemeral"},
+}
+OWN = {"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+HOSTED = {"type": "web_search", "filters": None, "sparkle": 1}
+RESPONSES: dict[str, Any] = {"path": "/v1/responses", "input": "hello", "max_output_tokens": 2}
+MESSAGES: dict[str, Any] = {"path": "/v1/messages", "model": "tiny", "messages": HELLO, "max_tokens": 2}
+NEUTRAL = {"output_schema": None, "allowed_callers": ["direct"], "async": False, "defer_loading": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "tool", "neutral", "unsupported", "names"),
+    [
+        (RESPONSES, FLAT, NEUTRAL, {"async": True}, ["tools[].allowed_callers", "tools[].cache_control"]),
+        (MESSAGES, OWN, {"input_examples": None}, {"input_examples": [{}]}, ["cache_control"]),
+    ],
+    ids=["responses", "messages"],
+)
+async def test_tools_are_tidied_and_those_of_other_types_left_as_they_are(
+    make_service: Callable[..., Service],
+    asked: Any,
+    tool: Any,
+    neutral: Any,
+    unsupported: Any,
+    names: list[str],
+) -> None:
+    body = {name: value for name, value in asked.items() if name != "path"}
+    for policy in ("refuse", "ignore"):
+        service = make_service(unknown_fields=policy)
+        knowing = ChatTemplate(tool_templates.HERMES, {})
+        service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), knowing)
+
+        async def offer(fields: dict[str, Any], service: Service = service) -> Reply:
+            return await post(service.app, asked["path"], {**body, "tools": [{**tool, **fields}, HOSTED]})
+
+        assert ignored(await offer({**neutral, "foo": None})) == sorted([*names, "web_search"])
+        unknown = await offer({"bar": {"x": 1}})
+        if policy == "ignore":
+            assert "tools[].bar" in ignored(unknown)
+        else:
+            assert unknown.status == 400 and "tools[0].bar" in unknown.json()["error"]["message"]
+        refused = await offer(unsupported)
+        assert refused.status == 400
+        assert f"tools[0].{next(iter(unsupported))} is not supported" in refused.json()["error"]["message"]
+
+
 # -- sent back ----------------------------------------------------------------------------------------------
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
+from quire.service.api.tool_lists import left_out, own_tools
+from quire.service.http.tidying import Own
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.structured import MAX_SCHEMA_BYTES, Schema
 from quire.service.text.tools.protocol import MAX_TOOLS, CallId
@@ -124,6 +127,10 @@ class OwnTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
 
 
+_OWN = Own(OwnTool, (None, "custom"))
+_Tool = Annotated[dict[str, Any], Meta(extra={"own": _OWN})]
+
+
 class AutoChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="auto"):
     disable_parallel_tool_use: bool | None = None
 
@@ -184,7 +191,7 @@ class ContextManagement(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     edits: Annotated[list[ContextEdit], Meta(max_length=16)] | None = None
 
 
-class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True):
     """What decides the prompt."""
 
     INERT: ClassVar[tuple[str, ...]] = ("cache_control", "context_management", "speed")
@@ -194,7 +201,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: (
         Annotated[Text | Annotated[list[TextBlock], Meta(max_length=1024)], Meta(description=_SYSTEM)] | None
     ) = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS, description=_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Meta(max_length=MAX_TOOLS, description=_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
     thinking: Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Meta(description=_THINKING)] | None = (
         None
@@ -206,6 +213,19 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mcp_servers: (
         Annotated[list[Any], Meta(max_length=0, description="None: there are no servers here")] | None
     ) = None
+
+    def __post_init__(self) -> None:
+        _ = self.own_tools  # what is wrong in one is wrong in the body
+
+    @cached_property
+    def own_tools(self) -> list[OwnTool]:
+        """Return the tools of the client's. Raises FieldError."""
+        return own_tools(self.tools or (), _OWN)
+
+    @property
+    def other_tools(self) -> list[str]:
+        """Name the others."""
+        return [*left_out(self.tools or (), _OWN)]
 
 
 class CountTokensRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):

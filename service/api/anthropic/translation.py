@@ -21,7 +21,6 @@ from quire.service.api.anthropic.protocol import (
     ThinkingOn,
 )
 from quire.service.api.requests.chat import ChatRequest
-from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.text.rendering import ReasoningEffort, TemplateArguments
 from quire.service.text.structured import JsonSchemaFormat, NamedSchema
 from quire.service.text.tools.protocol import ChosenFunction, ChosenTool, Function, Tool, ToolChoice
@@ -29,12 +28,10 @@ from quire.service.text.tools.protocol import ChosenFunction, ChosenTool, Functi
 if TYPE_CHECKING:
     from quire.service.text.template import ChatTemplate
 
-_OWN = (None, "custom")
-
 
 def prompt_request(body: PromptFields, template: ChatTemplate | None) -> ChatRequest:
     """Return what decides the prompt, and what the answer must be. Raises FieldError."""
-    tools = [_as_tool(tool) for tool in own_tools(body.tools or (), _OWN, OwnTool)]
+    tools = [_as_tool(tool) for tool in body.own_tools]
     choice = _choice(body, tools)
     asked = None if body.output_config is None else body.output_config.format
     schema = None if asked is None else NamedSchema(name="output", schema=asked.schema)
@@ -78,7 +75,7 @@ def ignored_fields(body: PromptFields, template: ChatTemplate | None, *, thinks:
         yield "cache_control"
     if any(isinstance(block, RedactedThinkingBlock) for block in blocks):
         yield "redacted_thinking"
-    yield from left_out(body.tools or (), _OWN)
+    yield from body.other_tools
     if (
         body.output_config is not None
         and body.output_config.effort is not None

@@ -11,6 +11,7 @@ from msgspec import Meta
 from quire.engine.errors import FieldError
 from quire.service.api.responses.sampling import LOGPROBS, ResponseSampling
 from quire.service.api.tool_lists import left_out, own_tools
+from quire.service.http.tidying import Own
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.rendering import ReasoningEffort
 from quire.service.text.structured import Document, FlatFormat, Form, TextFormat, document_of
@@ -42,13 +43,14 @@ _INERT = "Without effect here, and given back with the response"
 _ID = "As it was returned; it changes nothing"
 _ENCRYPTED = "Only whoever wrote it can read it: it is not used"
 
-_FUNCTION = ("function",)
+_FUNCTIONS = Own(FlatTool, ("function",))
 _WITHOUT_EFFECT = (
     *("max_tool_calls", "background", "truncation", "service_tier", "safety_identifier"),
     "prompt_cache_key",
 )
 
 Identifier = Annotated[str, Meta(max_length=256)]
+_Tool = Annotated[dict[str, Any], Meta(extra={"own": _FUNCTIONS})]
 
 
 class ContentPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +178,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     ) = None
     store: Annotated[bool, Meta(description=_STORE)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS, description=_TOOLS)] | None = None
+    tools: Annotated[list[_Tool], Meta(max_length=MAX_TOOLS, description=_TOOLS)] | None = None
     tool_choice: FlatToolChoice | None = None
     parallel_tool_calls: ParallelCalls | None = None
     previous_response_id: Annotated[str, Meta(max_length=256, description=_PREVIOUS)] | None = None
@@ -207,7 +209,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     @cached_property
     def functions(self) -> list[FlatTool]:
         """Return the tools that can be called here. Raises FieldError."""
-        return own_tools(self.tools or (), _FUNCTION, FlatTool)
+        return own_tools(self.tools or (), _FUNCTIONS)
 
     @property
     def offered_functions(self) -> list[Function]:
@@ -220,7 +222,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
         names = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, False)]
         names += ["reasoning.summary"] if self.reasoning is not None and self.reasoning.summary else []
         names += [f"include.{each}" for each in self.include or () if each != LOGPROBS]
-        return [*names, *left_out(self.tools or (), _FUNCTION)]
+        return [*names, *left_out(self.tools or (), _FUNCTIONS)]
 
     @property
     def effort(self) -> ReasoningEffort | None:
