@@ -56,6 +56,18 @@ class Refused:
         return {"enum": [None, False, "", [], {}], "description": f"Not supported: {self.why}"}
 
 
+class AlwaysRefused(Refused):
+    """One that asks for something even when it is empty: only null is accepted."""
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError."""
+        if value is not None:
+            raise ValueError(self.why)
+
+    def schema(self) -> dict[str, Any]:
+        return {**super().schema(), "enum": [None]}
+
+
 Row = Inert | Refused
 
 
@@ -65,6 +77,7 @@ def is_empty(value: Any) -> bool:
 
 
 _CACHE_CONTROL = Inert("cache_control", _Anything, "prefixes are cached by themselves")
+_BREAKPOINT = Inert("prompt_cache_breakpoint", _Anything, "prefixes are cached by themselves")
 _LABELS = Inert("metadata", _Labels, "labels of a store that is not kept")
 _ACCOUNTING = (
     Inert("user", Annotated[str, Meta(max_length=256)], "your own label"),
@@ -76,6 +89,7 @@ _ACCOUNTING = (
         Literal["in_memory", "in-memory", "24h"],
         "KV blocks stay while there is room",
     ),
+    Inert("prompt_cache_options", _Anything, "KV blocks stay while there is room"),
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
 _GIVEN_BACK = ("safety_identifier", "service_tier", "prompt_cache_key")  # with a response, so in its own type
@@ -115,7 +129,7 @@ INERT: dict[str, tuple[Row, ...]] = {
         Refused("prediction", "predicted output is not used"),
         Refused("functions", "give tools"),
         Refused("function_call", "give tool_choice"),
-        Refused("web_search_options", "the server searches nothing"),
+        AlwaysRefused("web_search_options", "the server searches nothing"),
         Refused("echo", "a chat's prompt is its template's"),
         Refused("documents", "put them into messages"),
         Refused("chat_template", "the model's own is used"),
@@ -134,6 +148,7 @@ INERT: dict[str, tuple[Row, ...]] = {
     ),
     "TextPart": (
         _CACHE_CONTROL,
+        _BREAKPOINT,
         Inert("annotations", _Annotations, "they are about the text, which the template gets"),
     ),
     "RefusalPart": (_CACHE_CONTROL,),
@@ -189,7 +204,10 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
         Inert("created_by", _Label, "your own label"),
     ),
-    "ContentPart": (_CACHE_CONTROL,),
+    "ContentPart": (_CACHE_CONTROL, _BREAKPOINT),
+    "Reasoning": (
+        Inert("generate_summary", Literal["auto", "concise", "detailed"], "thinking is given as it is"),
+    ),
     "TextOptions": (
         Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
     ),

@@ -38,6 +38,7 @@ async def ask(service: Service, path: str = CHAT, **fields: Any) -> Reply:
     return await post(service.app, path, {**given, "max_tokens": 2, "seed": 1, **fields})
 
 
+BREAKPOINT = {"mode": "explicit"}
 CACHED = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
 
 # What popular clients send by default, and the fields of it that have no effect.
@@ -77,6 +78,19 @@ DEFAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
         "openrouter",
         {"messages": [{"role": "user", "content": [CACHED]}]},
         ["messages[].content[].cache_control"],
+    ),
+    (
+        "openai's cache",
+        {
+            "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "hello", "prompt_cache_breakpoint": BREAKPOINT}],
+                }
+            ],
+        },
+        ["messages[].content[].prompt_cache_breakpoint", "prompt_cache_options"],
     ),
     (
         "codex",
@@ -134,6 +148,7 @@ async def test_what_would_change_the_answer_is_refused_by_name(make_service: Cal
         for path, fields, param in (
             (CHAT, {"logits_processors": ["os.system"]}, "logits_processors"),
             (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
+            (CHAT, {"web_search_options": {}}, "web_search_options"),
             (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
             (CHAT, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
             (TEXT, {"suffix": "the end"}, "suffix"),
@@ -154,6 +169,20 @@ async def test_unknown_fields_are_ignored_where_the_server_is_told_so(
     assert (await ask(strict, **fields)).error["code"] == "unknown_field"
     reply = await ask(lenient, sparkle=1, temperature="hot")
     assert (reply.status, reply.error["param"]) == (400, "temperature"), "known ones are still checked"
+
+
+async def test_a_response_has_openai_s_cache_and_its_older_name_of_a_summary(service: Service) -> None:
+    part = {"type": "input_text", "text": "hello", "prompt_cache_breakpoint": BREAKPOINT}
+    body = {
+        "input": [{"role": "user", "content": [part]}],
+        "prompt_cache_options": {"mode": "explicit"},
+        "reasoning": {"generate_summary": "auto"},
+    }
+    assert ignored(await post(service.app, "/v1/responses", body)) == [
+        "input[].content[].prompt_cache_breakpoint",
+        "prompt_cache_options",
+        "reasoning.generate_summary",
+    ]
 
 
 FLAT = {
