@@ -97,6 +97,9 @@ async def test_formats_lengths_and_fields(service: Service, tokenizer: Tokenizer
     assert service.engine.streams[-1].cache_salt.endswith("a")
     await ask(service, "/api/embed", model="tiny", input="hello " * 900)
     assert len(service.engine.streams[-1].prompt) == 400
+    whole = await ask(service, "/api/embed", model="tiny", input="hello " * 900, truncate=False)
+    assert (whole.status, "more than the 400" in whole.json()["error"]) == (400, True)
+    assert "truncate: false" in whole.json()["error"], "that is Ollama's own field"
 
 
 @pytest.mark.parametrize(

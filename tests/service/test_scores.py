@@ -116,6 +116,30 @@ async def test_wrong_fields_are_refused_by_name(
     assert scores.engine.streams == []
 
 
+LONG = "x" * 900
+TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/rerank", {"query": "a", "documents": ["x", LONG]}, "documents[1]", "query"),
+    ("/v1/rerank", {"query": "a", "documents": [{"text": LONG}, "x"]}, "documents[0]", "query"),
+    ("/v1/rerank", {"query": LONG, "documents": ["x", "y"]}, "query", "documents[0]"),
+    ("/v1/score", {"text_1": "a", "text_2": ["x", LONG]}, "text_2[1]", "text_1"),
+    ("/v1/score", {"text_1": LONG, "text_2": "x"}, "text_1", "text_2"),
+    ("/v1/score", {"text_1": ["a", LONG], "text_2": ["x", "y"]}, "text_1[1]", "text_2[1]"),
+    ("/v1/score", {"text_1": ["a", "a"], "text_2": ["a", LONG]}, "text_2[1]", "text_1[1]"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "beside"), TOO_LONG)
+async def test_the_text_that_is_too_long_is_named(
+    scores: Service, embeds: Service, path: str, fields: dict[str, Any], param: str, beside: str
+) -> None:
+    """Where both make one prompt, with the other."""
+    for service, starts in ((embeds, f"{param} has"), (scores, f"{param} and {beside} have together")):
+        reply = await post(service.app, path, fields)
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert reply.error["message"].startswith(starts)
+        assert service.engine.streams == []
+
+
 async def test_a_score_needs_one_label_or_none(make_service: Callable[..., Service], embeds: Service) -> None:
     several = await rerank(make_service(pooling=Pooling(labels=3)))
     assert (several.status, several.error["code"]) == (400, "model_not_supported")

@@ -20,6 +20,7 @@ from quire.service.state import ServerState
 
 _embeds = json.Decoder(EmbedRequest)
 _embeddings = json.Decoder(EmbeddingsRequest)
+_CUT = "without truncate: false only the first ones are taken"
 
 
 async def ollama_embed(state: ServerState, request: Request) -> Response:
@@ -70,7 +71,7 @@ async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate
     _, tokenizer, info = state.serving()
     limit = info.max_request_tokens
     if not truncate:
-        return await tokens_of(state, texts, param, PoolingFields())
+        return await tokens_of(state, texts, param, PoolingFields(), advice=_CUT)
     state.admit(len(texts), param)
     tokens = await state.encode_all(texts, param, add_special_tokens=True)
     for i, each in enumerate(tokens):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +22,14 @@ from quire.service.http.connection import Connection
 from quire.service.state import ServerState
 
 INLINE_BYTES = 64 << 10  # of vectors that are made into a reply in the time of a trip to another thread
+CUT = "with truncate_prompt_tokens: -1 only the last ones are taken"
+
+
+class Label(NamedTuple):
+    """The field that a prompt is of, and the one that it is a prompt together with."""
+
+    param: str
+    beside: str | None = None
 
 
 def pooling_of(state: ServerState) -> Pooling:
@@ -42,9 +51,17 @@ def not_supported(state: ServerState, what_it_does: str) -> ApiError:
 
 
 async def tokens_of(
-    state: ServerState, inputs: list[str] | list[list[int]], param: str, fields: PoolingFields
+    state: ServerState,
+    inputs: list[str] | list[list[int]],
+    param: str,
+    fields: PoolingFields,
+    labels: list[Label] | None = None,
+    advice: str = CUT,
 ) -> list[list[int]]:
-    """Return the tokens of each input. Raises ApiError."""
+    """Return the tokens of each input: of the items of `param`, unless they have other `labels`.
+
+    Raises ApiError; `advice` says what to do about one that is too long.
+    """
     _, _, info = state.serving()
     state.admit(len(inputs), param)
     texts = [each for each in inputs if isinstance(each, str)]
@@ -55,26 +72,25 @@ async def tokens_of(
         tokens = [each for each in inputs if not isinstance(each, str)]
         for each in tokens:
             check_token_ids(each, info.vocab_size, param)
-    return [
-        fitted(each, info, f"{param}[{i}]" if len(inputs) > 1 else param, fields.truncate_prompt_tokens)
-        for i, each in enumerate(tokens)
-    ]
+    if labels is None:
+        labels = [Label(f"{param}[{i}]" if len(inputs) > 1 else param) for i in range(len(inputs))]
+    cut = fields.truncate_prompt_tokens
+    return [fitted(each, info, label, cut, advice) for each, label in zip(tokens, labels, strict=True)]
 
 
-def fitted(tokens: list[int], info: EngineInfo, param: str, truncate: int | None) -> list[int]:
+def fitted(
+    tokens: list[int], info: EngineInfo, label: Label, truncate: int | None, advice: str = CUT
+) -> list[int]:
     """Return a prompt's tokens, the last ones if it is to be cut. Raises ApiError 400 if they do not fit."""
-    limit = info.max_request_tokens
+    limit, (param, beside) = info.max_request_tokens, label
     if truncate is not None:
         tokens = tokens[-(limit if truncate == -1 else truncate) :]
     if not tokens:
         raise bad_value(param, f"{param} must not be empty: it has no tokens")
     if len(tokens) > limit:
-        raise bad_value(
-            param,
-            f"{param} has {len(tokens)} tokens, more than the {limit} that fit; with truncate_prompt_tokens: "
-            "-1 only the last ones are taken",
-            "context_length_exceeded",
-        )
+        has = f"{param} has" if beside is None else f"{param} and {beside} have together"
+        message = f"{has} {len(tokens)} tokens, more than the {limit} that fit; {advice}"
+        raise bad_value(param, message, "context_length_exceeded")
     return tokens
 
 

@@ -89,6 +89,11 @@ class RerankRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     def texts(self) -> list[str]:
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Name what is compared: the query with each document."""
+        return [("query", f"documents[{i}]") for i in range(len(self.documents))]
+
 
 class ScoreRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     """One text with each of several, or two lists pair by pair."""
@@ -111,3 +116,13 @@ class ScoreRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
                 "many as text_2 has",
             )
         return list(zip(first, second, strict=True))
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Name both texts of each pair."""
+        first, second = _names("text_1", self.text_1), _names("text_2", self.text_2)
+        return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+def _names(field: str, texts: str | list[str]) -> list[str]:
+    return [field] if isinstance(texts, str) else [f"{field}[{i}]" for i in range(len(texts))]

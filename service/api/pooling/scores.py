@@ -16,7 +16,7 @@ from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
 from quire.service.api.pooling.embeddings import numbers
-from quire.service.api.pooling.prompts import fitted, not_supported, pooling_of, respond, tokens_of
+from quire.service.api.pooling.prompts import Label, fitted, not_supported, pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import PoolingFields, RerankRequest, ScoreRequest
 from quire.service.api.pooling.replies import (
     PoolingUsage,
@@ -38,16 +38,17 @@ _rerank = json.Decoder(RerankRequest)
 _score = json.Decoder(ScoreRequest)
 _INLINE = 2048  # bytes of texts that are tokenised at once
 
-Pairs = list[tuple[str, str]]
+Pairs = list[tuple[str, str]]  # of texts, or of their names
 Reply = Callable[[list[float], PoolingUsage], msgspec.Struct]
 """Makes a reply of the pairs' scores."""
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Pairs whose scores are wanted. param: the field that is named if one does not fit."""
+    """Pairs whose scores are wanted, and of which fields they are. param: the field that has many."""
 
     pairs: Pairs
+    names: Pairs
     param: str
     pooling: Pooling
     reply: Reply
@@ -77,7 +78,7 @@ async def rerank(state: ServerState, request: Request) -> Response:
         return RerankReply(id=new_id("rerank"), model=model, usage=usage, results=results)
 
     pairs = [(body.query, text) for text in texts]
-    scoring = _Scoring(pairs, "documents", pooling, reply, body.use_activation)
+    scoring = _Scoring(pairs, body.names, "documents", pooling, reply, body.use_activation)
     return await _answer(state, request, body, model, scoring)
 
 
@@ -94,7 +95,7 @@ async def score(state: ServerState, request: Request) -> Response:
         data = [ScoreData(index=i, score=value) for i, value in enumerate(scores)]
         return ScoreReply(id=new_id("score"), created=now(), model=model, data=data, usage=usage)
 
-    scoring = _Scoring(pairs, "text_2", pooling, reply, body.use_activation)
+    scoring = _Scoring(pairs, body.names, "text_2", pooling, reply, body.use_activation)
     return await _answer(state, request, body, model, scoring)
 
 
@@ -108,14 +109,18 @@ async def _answer(
     pairs, pooling = scoring.pairs, scoring.pooling
     times = state.times_of(request, model)
     if pooling.labels:
-        prompts = await _pair_tokens(state, pairs, scoring.param, body)
+        prompts = await _pair_tokens(state, scoring, body)
         activation = "none" if scoring.use_activation is False else pooling.activation
         params = PoolingParams(activation=activation)
     elif scoring.use_activation is not None:
         raise bad_value("use_activation", "use_activation: this model embeds, and has no head to activate")
     else:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        prompts = await tokens_of(state, texts, scoring.param, body)
+        labels: dict[str, Label] = {}
+        for pair, names in zip(pairs, scoring.names, strict=True):
+            for text, name in zip(pair, names, strict=True):
+                labels.setdefault(text, Label(name))
+        texts = list(labels)
+        prompts = await tokens_of(state, texts, scoring.param, body, [*labels.values()])
         params = PoolingParams(normalize=True)
     usage = PoolingUsage.of(prompts)
 
@@ -130,18 +135,20 @@ async def _answer(
     return respond(state, request, prompts, params, times, body.cache_salt, scored)
 
 
-async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: PoolingFields) -> list[list[int]]:
+async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingFields) -> list[list[int]]:
     """Return the tokens of each pair, as a template for that or the tokenizer puts them together.
 
     Raises ApiError.
     """
     _, tokenizer, info = state.serving()
+    pairs, param = scoring.pairs, scoring.param
     state.admit(len(pairs), param)
+    labels = [_pair_label(*each) for each in zip(pairs, scoring.names, strict=True)]
     if (template := tokenizer.pair_template) is not None:
         texts = [
             await rendered(state.renderer, template, tokenizer.pair_messages(*pair), param) for pair in pairs
         ]
-        return await tokens_of(state, texts, param, body)
+        return await tokens_of(state, texts, param, body, labels)
     special = body.add_special_tokens is not False
     sizes = [utf8_size(first) + utf8_size(second) for first, second in pairs]
     most = state.config.max_prompt_bytes
@@ -157,4 +164,10 @@ async def _pair_tokens(state: ServerState, pairs: Pairs, param: str, body: Pooli
         with state.queue.tokenising(sum(sizes)):
             tokens = await asyncio.get_running_loop().run_in_executor(state.pool, encode)
     cut = body.truncate_prompt_tokens
-    return [fitted(each, info, f"{param}[{i}]", cut) for i, each in enumerate(tokens)]
+    return [fitted(each, info, label, cut) for each, label in zip(tokens, labels, strict=True)]
+
+
+def _pair_label(pair: tuple[str, str], names: tuple[str, str]) -> Label:
+    """Of a pair that is too long, the longer text is."""
+    second_is_longer = len(pair[1]) >= len(pair[0])
+    return Label(*(names[::-1] if second_is_longer else names))
