@@ -287,11 +287,15 @@ class Generation:
     def _echo_entries(self, group: Group) -> list[LogprobEntry]:
         if not self.options.echo_logprobs or group.prompt_logprobs is None:
             return []
+        tokenizer, text = self.tokenizer, group.prompt.text or ""
+        detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
         entries, offset = [], 0
         for token, logprob in zip(group.prompt.tokens, group.prompt_logprobs, strict=True):
             entries.append(LogprobEntry(token, logprob, offset))
-            if token not in self.tokenizer.special:
-                offset += len(self.tokenizer.token_text(token))
+            special = tokenizer.token_text(token) if token in tokenizer.special else ""
+            if special and text.startswith(special, offset):  # it was written, not added
+                offset += len(special)
+            offset += len(detokenizer.push([token]))
         return entries
 
     def _finish(self, group: Group, choice: Choice, now: float) -> None:

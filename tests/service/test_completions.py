@@ -226,6 +226,33 @@ async def test_echo_alone_scores_a_prompt(service: Service) -> None:
     assert reply.json()["usage"]["completion_tokens"] == 0
 
 
+async def test_offsets_in_an_echo_count_characters_of_which_tokens_are_parts(
+    service: Service, tokenizer: Tokenizer
+) -> None:
+    """A token that starts or ends within a character has that of the characters that are whole before it."""
+    prompt = "na\u00efve \u65e5 x"
+    body = {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 0}
+    (choice,) = (await post(service.app, PATH, body)).json()["choices"]
+    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode(prompt, add_special_tokens=True)]
+    before = [b"".join(pieces[:at]) for at in range(len(pieces) + 1)]
+    assert choice["text"].startswith(prompt)
+    assert choice["logprobs"]["text_offset"] == [len(each.decode(errors="ignore")) for each in before]
+
+
+async def test_special_tokens_count_in_offsets_where_the_echo_has_them(
+    service: Service, tokenizer: Tokenizer
+) -> None:
+    tokens = tokenizer.encode("a<|end|>b", add_special_tokens=False)
+    for fields, text, offsets in (
+        ({"prompt": "a<|end|>b"}, "a<|end|>b", [0, 1, 8]),
+        ({"prompt": tokens, "skip_special_tokens": False}, "a<|end|>b", [0, 1, 8]),
+        ({"prompt": tokens}, "ab", [0, 1, 1]),
+    ):
+        reply = await post(service.app, PATH, {**fields, "max_tokens": 0, "echo": True, "logprobs": 0})
+        (choice,) = reply.json()["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
+
+
 async def test_echo_of_token_ids(service: Service, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("hello the", add_special_tokens=False)
     reply = await post(service.app, PATH, {"prompt": prompt, "max_tokens": 1, "echo": True})
