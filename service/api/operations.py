@@ -122,14 +122,17 @@ class Operation:
 
 
 _RESPONSE_ID = Parameter("id", "path", "As it was returned", {"minLength": 1})
+_INCLUDE = Parameter("include", "query", "Without effect: there is what was answered", {})
 _PAGE = (
     Parameter("limit", "query", "20, if left out", {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT}),
     Parameter("order", "query", "The newest first, if left out", {"enum": ["asc", "desc"]}),
     Parameter("after", "query", "Only what follows the item of this id", {"minLength": 1}),
     Parameter("before", "query", "Only what stands before the item of this id", {"minLength": 1}),
+    _INCLUDE,
 )
 _STREAM = Parameter("stream_id", "path", "Its X-Stream-Id", _STREAM_ID)
 _NOT_TOLD = {500: "The engine failed to tell"}
+_WRONG_PARAMETER = {400: "A parameter is none of these, or has no such value"}
 _NOT_STORED = {404: "No such response of this API key is stored"}
 
 _POST = _ANY | _KEYED | _BODY | _QUEUED | _NOT_READY
@@ -153,9 +156,9 @@ OPERATIONS = (
     Operation(
         "/v1/responses/{id}",
         "Read a stored response",
-        _GET | _NOT_STORED,
+        _GET | _NOT_STORED | _WRONG_PARAMETER,
         reply=ResponseReply,
-        parameters=(_RESPONSE_ID,),
+        parameters=(_RESPONSE_ID, _INCLUDE, Parameter("stream", "query", "Only false", {"enum": ["false"]})),
     ),
     Operation(
         "/v1/responses/{id}",
@@ -168,7 +171,7 @@ OPERATIONS = (
     Operation(
         "/v1/responses/{id}/input_items",
         "Read what was said up to a stored response",
-        _GET | _NOT_STORED | {400: "A parameter is none of these, or has no such value"},
+        _GET | _NOT_STORED | _WRONG_PARAMETER,
         reply=InputItems,
         parameters=(_RESPONSE_ID, *_PAGE),
     ),

@@ -337,7 +337,17 @@ def test_openai_client(live: Live) -> None:
             model="tiny", input="more", previous_response_id=first.id, max_output_tokens=8
         )
         assert client.responses.retrieve(second.id) == second
-        assert [item.type for item in client.responses.input_items.list(second.id)] == ["message"] * 3
+        more: Any = {
+            "include": ["reasoning.encrypted_content"],
+            "include_obfuscation": False,
+            "stream": False,
+        }
+        assert client.responses.retrieve(second.id, **more) == second
+        for query in ({"stream": True}, {"include": ["x"], "starting_after": 1}, {"sparkle": 1}):
+            with pytest.raises(openai.BadRequestError, match=[*query][-1]):
+                client.responses.retrieve(second.id, extra_query=query)
+        listed = client.responses.input_items.list(second.id, include=more["include"])
+        assert [item.type for item in listed] == ["message"] * 3
         client.responses.delete(second.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(second.id)

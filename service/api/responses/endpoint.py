@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quire.service.answer.history import History
 from quire.service.api.answers import Answer
 from quire.service.api.responses.events import ResponseEncoder, ResponseEvents
-from quire.service.api.responses.input_items import Page, page_of
+from quire.service.api.responses.input_items import INCLUDE, Page, page_of
 from quire.service.api.responses.protocol import ResponseRequest
 from quire.service.api.responses.replies import DeletedResponse, ResponseReply
 from quire.service.api.responses.response import begin
@@ -22,6 +22,8 @@ from quire.service.http.framing import Framing
 from quire.service.state import ServerState
 
 _decoder = json.Decoder(ResponseRequest)
+_OF_STREAMS = ("stream", "include_obfuscation", "starting_after")
+_NO_STREAM = (("stream", "false"), ("include_obfuscation", "false"))
 
 
 async def responses(state: ServerState, request: Request) -> Response:
@@ -56,12 +58,20 @@ async def stored_response(state: ServerState, request: Request) -> Response:
     if request.method == "DELETE":
         await state.responses.delete(tenant, response_id)
         return JsonResponse(DeletedResponse(response_id))
-    unknown = next(iter(request.query_params), None)
-    if unknown not in (None, "include"):
-        message = f"{unknown} is not supported here: a stream can be picked up at GET /v1/streams/{{id}}"
-        raise bad_value(unknown, message, "unknown_field")
+    for name, value in request.query_params.multi_items():
+        _check_parameter(name, value)
     found = await state.responses.find(tenant, response_id)
     return Response(found.reply, media_type="application/json")
+
+
+def _check_parameter(name: str, value: str) -> None:
+    """Raises ApiError 400 unless it asks for the response as it was answered, whole."""
+    if name in INCLUDE or (name, value) in _NO_STREAM:
+        return
+    message = f"{name} is no parameter of a stored response: they are include, and stream if it is false"
+    if name in _OF_STREAMS:
+        message = f"{name} is not supported here: a stream can be picked up at GET /v1/streams/{{id}}"
+    raise bad_value(name, message, "unknown_field")
 
 
 async def input_items(state: ServerState, request: Request) -> Response:

@@ -15,6 +15,7 @@ from quire.service.api.responses.replies import OutputCall, OutputReasoning, Out
 from quire.service.errors import bad_value
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+INCLUDE = ("include", "include[]")  # OpenAI's clients write the latter
 PARAMETERS = ("limit", "order", "after", "before", "include")
 
 
@@ -61,7 +62,7 @@ class Page(msgspec.Struct, frozen=True):
     def of(cls, query: Mapping[str, str]) -> Page:
         """Raises ApiError 400."""
         for name in query:
-            if name not in PARAMETERS:
+            if name not in PARAMETERS and name not in INCLUDE:
                 message = f"{name} is none of the parameters {', '.join(PARAMETERS)}"
                 raise bad_value(name, message, "unknown_field")
         limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
