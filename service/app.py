@@ -62,7 +62,7 @@ def create_app(state: ServerState) -> ASGIApp:
         get("/version", version),
         *(get(path, handler) for path, handler in page_files()),
     ]
-    keyed = [
+    keyed: list[Route | WebSocketRoute] = [
         post("/v1/completions", completions),
         socket("/v1/completions", CompletionsSocket(state, COMPLETIONS)),
         post("/v1/chat/completions", chat_completions),
@@ -98,14 +98,27 @@ def create_app(state: ServerState) -> ASGIApp:
         post("/tokenize", tokenize),
         post("/detokenize", detokenize),
     ]
-    router = Router([*keyed, *public], redirect_slashes=False, default=_not_found)
+    paths = frozenset(route.path for route in keyed)
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ApiError(404, f"there is no {scope['path']}{_hint(scope['path'], paths)}")
+
+    no_ids = [
+        Route(path, Counted(not_found, path))
+        for path in ("/v1/responses/compact", "/v1/responses/input_tokens")
+    ]
+    router = Router([*no_ids, *keyed, *public], redirect_slashes=False, default=not_found)
     open_paths = frozenset(route.path for route in public)
     gate = Gate(router, state.config, open_paths, state.keys, state.metrics.answered)
     return with_cors(gate, state.config.cors_origins)
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, f"there is no {scope['path']}")
+def _hint(path: str, paths: frozenset[str]) -> str:
+    """Clients of OpenAI's API need /v1 at the end of their base URL, and those of Anthropic's add it."""
+    longer, shorter = f"/v1{path}", path.removeprefix("/v1")
+    if longer in paths:
+        return f", but {longer}: the base URL must end with /v1"
+    return f", but {shorter}: the base URL must end before /v1" if shorter in paths else ""
 
 
 # The lab takes parts of the engine, whose imports a server that is about to listen does not wait for.

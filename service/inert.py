@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.service.json_objects import wrong_key
+
 MAX_BYTES = 64 << 10  # of one ignored value, as JSON
 
 _Label = Annotated[str, Meta(max_length=512)]
@@ -34,7 +36,12 @@ class Inert:
         data = msgspec.json.encode(value)
         if len(data) > MAX_BYTES:
             raise ValueError(f"it has {len(data)} bytes, more than {MAX_BYTES}")
-        msgspec.json.decode(data, type=self.kind)
+        try:
+            msgspec.json.decode(data, type=self.kind)
+        except msgspec.ValidationError as error:
+            key = wrong_key(value, self.kind) if isinstance(value, dict) else None
+            message = str(error)
+            raise ValueError(message if key is None else f"{key}: {message.partition(' - at ')[0]}") from None
 
     def schema(self) -> dict[str, Any]:
         return {**msgspec.json.schema(self.kind), "description": f"No effect: {self.why}"}
@@ -183,9 +190,16 @@ INERT: dict[str, tuple[Row, ...]] = {
     "PoolingFields": (
         Inert("user", Annotated[str, Meta(max_length=256)], "your own label"),
         Inert("request_id", _Label, "the header X-Request-Id names a request"),
-        Inert("priority", Annotated[int, Meta(ge=0, le=0)], "first come, first served"),
         Refused("messages", "give input: texts or token ids"),
         Refused("mm_processor_kwargs", "inputs are text"),
+    ),
+    "TextBlock": (Refused("citations", "models here cite nothing"),),
+    "OllamaMessage": (Refused("images", "models here read text"),),
+    "OllamaGenerateRequest": (
+        Refused("images", "models here read text"),
+        Refused("suffix", "text cannot be inserted between two others"),
+        Refused("template", "the model's own is used"),
+        Refused("context", "send the whole conversation to /api/chat"),
     ),
     "CountTokensRequest": (
         Inert("max_tokens", Annotated[int, Meta(ge=0)], _NOT_PROMPT),
@@ -198,6 +212,7 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("service_tier", Literal["auto", "standard_only"], _NOT_PROMPT),
     ),
     "PromptFields": (
+        Refused("mcp_servers", "the server reaches no others: run their tools in the client"),
         Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
     ),
     "InputItem": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from quire.service.http.alternatives import alternatives
 from quire.service.http.dialects import dialect_of
 from quire.service.http.tidying import tidy
 from quire.service.json_fields import MAX_PROMPT_TOKENS
+from quire.service.json_objects import wrong_key
 
 T = TypeVar("T")
 
@@ -23,7 +24,15 @@ T = TypeVar("T")
 _MAX_COMMAS = MAX_PROMPT_TOKENS + 4096
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
+_ENTRY = re.compile(r" - at `(?:\$\.(\w+)\[\.\.\.\]`|key` in `\$\.(\w+)`)$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
+
+
+# an escape: of half a surrogate pair that its other half follows, of half a pair, or another one
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 
 class JsonResponse(Response):
@@ -76,19 +85,29 @@ def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown:
     except msgspec.ValidationError as error:
         wrong = error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_value(None, f"this is not valid JSON: {error}", "invalid_json") from None
+        raise bad_value(None, f"this is not valid JSON: {_why(error, data)}", "invalid_json") from None
     try:
         body = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise _bad_field(wrong, decoder.type) from None
+        raise _bad_field(wrong, decoder.type, None) from None
     try:
         tidied = tidy(body, decoder.type, ignore_unknown=ignore_unknown)
         return Read(decoder.decode(msgspec.json.encode(tidied.body)), tidied.ignored)
     except msgspec.ValidationError as error:
-        raise _bad_field(error, decoder.type) from None
+        raise _bad_field(error, decoder.type, tidied.body) from None
 
 
-def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
+def _why(error: Exception, data: bytes | str) -> str:
+    """Half a surrogate pair is no character, which msgspec calls truncated data where it is near the end."""
+    raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    halves = (match[1] for match in _ESCAPES.finditer(raw) if match[1] is not None)
+    half = None if isinstance(error, RecursionError) else next(halves, None)
+    if half is None:
+        return str(error)
+    return f"\\{half.decode()} is half of a surrogate pair: write both halves, or the character itself"
+
+
+def _bad_field(error: msgspec.ValidationError, kind: Any, body: Any) -> ApiError:
     """Name the field at fault, or what is unknown or missing in it: msgspec says `... - at `$.a[0].b``."""
     message = str(error)
     found = _PATH.search(message)
@@ -103,6 +122,12 @@ def _bad_field(error: msgspec.ValidationError, kind: object) -> ApiError:
         if problem == "unknown field":
             return bad_value(param, f"unknown field {param!r}: it is not supported here", "unknown_field")
         return bad_value(param, f"{problem} {param!r}", "missing_field")
+    entry = _ENTRY.search(message)
+    if entry is not None and isinstance(body, dict) and isinstance(kind, type):
+        field = entry[1] or entry[2]
+        key = wrong_key(body[field], get_type_hints(kind, include_extras=True)[field])
+        if key is not None:
+            return bad_value(f"{field}.{key}", f"{field}.{key}: {_ENTRY.sub('', message)}")
     if path:
         allowed = alternatives(kind, path) if message.startswith("Invalid") else []
         hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""

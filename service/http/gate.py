@@ -25,6 +25,7 @@ from quire.service.origins import is_allowed
 log = logging.getLogger("quire.service.request")
 _notes = logging.getLogger("quire.service")
 
+_SHOWN_HOST = 255  # as long as a name may be
 _LOGGED_PATH = 200  # characters
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _BEARER = b"bearer "
@@ -153,11 +154,12 @@ class Gate:
         """Return the key that was given: None where none is asked for. Raises ApiError."""
         self._check_size(scope)
         _check_doubles(scope)
-        allowed = self._config.allowed_hosts
-        if allowed is not None and _host(headers.get(b"host", b"")) not in allowed:
+        allowed, host = self._config.allowed_hosts, _host(headers.get(b"host", b""))
+        if allowed is not None and host not in allowed:
             raise ApiError(
                 400,
-                "the Host header names a host that this server does not go by; set --api-key to serve others",
+                f"the Host header names {host[:_SHOWN_HOST]!r}, a host that this server does not go by; set "
+                "--api-key to serve others",
                 param="host",
                 code="invalid_host",
             )

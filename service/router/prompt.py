@@ -140,11 +140,13 @@ async def _given(
             text = await chat_text(renderer, tokenizer, "", chat) + beginning(message)
             return _Given(text, cache_salt(request, None))
         case "/api/chat":
-            ollama_chat = chat_of(_ollama_chats.decode(body), "", tokenizer.chat_template)
+            ollama_chat = chat_of(
+                read(body, _ollama_chats, ignore_unknown=True).body, "", tokenizer.chat_template
+            )
             text = await chat_text(renderer, tokenizer, "", ollama_chat)
             return _Given(text, cache_salt(request, None))
         case "/api/generate":
-            ollama = _ollama_prompts.decode(body)
+            ollama = read(body, _ollama_prompts, ignore_unknown=True).body
             if is_raw(ollama, tokenizer.chat_template):
                 return _Given(ollama.prompt or "", cache_salt(request, None), special=True)
             chat = chat_of(ollama, "", tokenizer.chat_template)

@@ -323,7 +323,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": UNKNOWN_TYPE}}, r"^output_config\.format: .* type 'thing'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
-    ({"mcp_servers": [{}]}, "mcp_servers"),
+    ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits"),
 ]
 

@@ -62,6 +62,7 @@ async def test_hosts_without_a_key(service: Service, host: str, status: int) -> 
         assert reply.status == status
         if status == 400:
             assert reply.error["param"] == "host"
+            assert repr(host.partition(":")[0]) in reply.error["message"]
 
 
 async def test_any_host_with_a_key(make_service: Callable[..., Service]) -> None:

@@ -188,7 +188,61 @@ async def test_all_requests_have_one_priority(service: Service) -> None:
         for other in (-1, 1):
             reply = await post(service.app, path, {**good, "priority": other})
             assert (reply.status, reply.error["param"]) == (400, "priority")
+            assert "not supported" in reply.error["message"]
         assert (await post(service.app, path, {**good, "priority": 0})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            "/v1/completions",
+            {"logit_bias": {"5": 1, "300": 101}},
+            "logit_bias.300: Expected `float` <= 100.0",
+        ),
+        ("/v1/completions", {"logit_bias": {"5": 1, "x": 1}}, "logit_bias.x: Expected `int`, got `str`"),
+        ("/v1/completions", {"metadata": {"a": "b", "c": 1}}, "metadata: c: Expected `str`, got `int`"),
+        ("/v1/responses", {"metadata": {"a": "b", "c": 1}}, "metadata.c: Expected `str`, got `int`"),
+        (
+            "/v1/responses",
+            {"metadata": {"x" * 70: "b"}},
+            f"metadata.{'x' * 64}…: Expected `str` of length <= 64",
+        ),
+    ],
+)
+async def test_a_wrong_entry_of_an_object_is_named(
+    service: Service, path: str, fields: dict[str, Any], message: str
+) -> None:
+    reply = await post(service.app, path, {"prompt" if path == "/v1/completions" else "input": "a", **fields})
+    assert (reply.status, reply.error["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    "escape", ["\\ud800", "\\ud800x", "\\udc00 and more", "\\\\ \\ud83d\\ude00 \\ud800\\u0041 b"]
+)
+async def test_half_a_surrogate_pair_is_named(service: Service, escape: str) -> None:
+    body = b'{"prompt": "' + escape.encode() + b'"}'
+    message = (await post(service.app, "/v1/completions", body)).error["message"]
+    half = "udc00" if "udc00" in escape else "ud800"
+    assert f"\\{half} is half of a surrogate pair" in message
+
+
+async def test_a_base_url_with_too_little_or_too_much_is_told(service: Service) -> None:
+    for path, expected in (
+        (
+            "/chat/completions",
+            "there is no /chat/completions, but /v1/chat/completions: the base URL must end with",
+        ),
+        (
+            "/v1/v1/messages",
+            "there is no /v1/v1/messages, but /v1/messages: the base URL must end before /v1",
+        ),
+        ("/v1/responses/input_tokens", "there is no /v1/responses/input_tokens"),
+        ("/v1/responses/compact", "there is no /v1/responses/compact"),
+    ):
+        reply = await post(service.app, path, COMPLETION)
+        message = reply.json()["error"]["message"]
+        assert (reply.status, message.startswith(expected)) == (404, True)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

@@ -45,7 +45,6 @@ class _Block(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field
 
 class TextBlock(_Block, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
     text: Text
-    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
 class ThinkingBlock(_Block, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
@@ -210,9 +209,6 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dic
     cache_control: Annotated[CacheControl, Meta(description=_INERT)] | None = None
     context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"], Meta(description=_INERT)] | None = None
-    mcp_servers: (
-        Annotated[list[Any], Meta(max_length=0, description="None: there are no servers here")] | None
-    ) = None
 
     def __post_init__(self) -> None:
         _ = self.own_tools  # what is wrong in one is wrong in the body

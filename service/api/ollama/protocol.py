@@ -27,7 +27,6 @@ CallIndex = Annotated[int, Meta(ge=0, le=1 << 16, description=_INERT)]
 Label = Annotated[str, Meta(max_length=256)]
 One = Annotated[float, Meta(ge=1, le=1, description=_NEUTRAL)]
 KeepAlive = Annotated[float | Label, Meta(description="Without effect here: the model stays loaded")]
-Images = Annotated[list[Any], Meta(max_length=0, description="None: models here read text")]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +108,6 @@ class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None
-    images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Meta(max_length=128)] | None = None
     tool_name: Label | None = None
     tool_call_id: CallId | None = None
@@ -141,10 +139,6 @@ class OllamaGenerateRequest(_Generating, kw_only=True, forbid_unknown_fields=Tru
     prompt: Text | None = None
     system: Text | None = None
     raw: Annotated[bool, Meta(description="true: the prompt goes to the model as it is")] | None = None
-    images: Images | None = None
-    suffix: Annotated[str, Meta(max_length=0, description="Empty: models here only go on")] | None = None
-    template: Annotated[str, Meta(max_length=0, description="Empty: the model has its own")] | None = None
-    context: Annotated[list[int], Meta(max_length=0, description="Empty: use chat")] | None = None
 
 
 class _Embedding(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from quire.engine.errors import FieldError
 from quire.service.api.requests.completions import PromptItem, check_prompts, each_prompt
-from quire.service.json_fields import MAX_PROMPT_TOKENS, ModelName, Text
+from quire.service.json_fields import MAX_PROMPT_TOKENS, ModelName, Priority, Text, check_priority
 
 MAX_INPUTS = 2048  # as OpenAI has it
 MAX_DIMENSIONS = 1 << 16
@@ -43,7 +43,10 @@ class PoolingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ) = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256, description=_CACHE_SALT)] | None = None
 
+    priority: Priority | None = None
+
     def __post_init__(self) -> None:
+        check_priority(self.priority)
         if self.truncate_prompt_tokens == 0:
             raise FieldError(
                 "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0"

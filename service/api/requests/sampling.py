@@ -11,7 +11,14 @@ from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_SEQUENCES, SamplingParams
 from quire.service.answer.replies import UsageInStream
 from quire.service.api.requests.forms import FormFields
-from quire.service.json_fields import MAX_PROMPT_TOKENS, MAX_TOKENS, LogprobCount, ModelName
+from quire.service.json_fields import (
+    MAX_PROMPT_TOKENS,
+    MAX_TOKENS,
+    LogprobCount,
+    ModelName,
+    Priority,
+    check_priority,
+)
 
 _CACHE_SALT = "Cached blocks are shared only with requests of the same salt, and never between API keys"
 _BEST_OF = (
@@ -45,7 +52,6 @@ _TRUNCATE = (
     "Of a longer prompt only so many last tokens are taken; -1: as many as leave room for max_tokens, or for "
     "one token"
 )
-_PRIORITY = "Requests are served first come, first served, so that all have the same priority"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,9 +90,10 @@ class SamplingFields(FormFields, kw_only=True, forbid_unknown_fields=True):
     use_beam_search: Annotated[bool, Meta(description=_BEAMS)] | None = None
     length_penalty: Annotated[float, Meta(ge=-5, le=5, description=_LENGTH_PENALTY)] | None = None
     early_stopping: Annotated[bool | Literal["never"], Meta(description=_EARLY_STOPPING)] | None = None
-    priority: Annotated[int, Meta(ge=0, le=0, description=_PRIORITY)] | None = None
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
+        check_priority(self.priority)
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "stream_options may only be given with stream: true")
         if self.truncate_prompt_tokens == 0:
