@@ -25,6 +25,7 @@ class Choice:
 
     __slots__ = (
         "_detokenizer",
+        "_eos",
         "_include_stop",
         "_length",
         "_matcher",
@@ -54,13 +55,16 @@ class Choice:
         *,
         include_stop: bool = False,
         turn_ends: tuple[str, ...] = (),
+        eos: int | None = None,
     ) -> None:
         """Stop strings are looked for in what follows the first `min_tokens` tokens.
 
-        include_stop: the text shows what ended it. turn_ends: further strings, which end it in order.
+        include_stop: the text shows what ended it. turn_ends: further strings, which end it in order. eos: a
+        token that is no reason of its own, as in vLLM.
         """
         self.index = index
         self._detokenizer = detokenizer
+        self._eos = eos
         self._include_stop = include_stop
         self._turn_ends = turn_ends
         stops += turn_ends
@@ -162,7 +166,7 @@ class Choice:
             if self._parser.num_calls and reason == "stop" and not cut:
                 reason = "tool_calls"
         self.finish_reason = reason
-        self.stop_reason = stop if reason == "stop" else None
+        self.stop_reason = stop if reason == "stop" and stop != self._eos else None
 
     @property
     def mean_logprob(self) -> float:

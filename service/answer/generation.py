@@ -137,6 +137,7 @@ class Generation:
                 answer_parser(options.reasoning, options.tools),
                 include_stop=options.include_stop,
                 turn_ends=end.strings,
+                eos=None if params.ignore_eos else self.tokenizer.eos,
             )
             for i in range(params.n)
         ]

@@ -76,7 +76,9 @@ class ChatLogprobs(msgspec.Struct):
 class ReplyChoice(msgspec.Struct, kw_only=True):
     index: int
     finish_reason: str | None = None
-    stop_reason: int | str | None = None  # the stop string or token id that ended it
+    stop_reason: int | str | None = (
+        None  # the stop string or token id that ended it; None: the tokenizer's eos
+    )
     cumulative_logprob: float | msgspec.UnsetType = msgspec.UNSET  # of a beam
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

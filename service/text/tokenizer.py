@@ -25,9 +25,14 @@ class Tokenizer:
     """`chat_template` is None for a model that has none. Ids outside the vocabulary decode to nothing."""
 
     def __init__(
-        self, backend: Backend, chat_template: ChatTemplate | None = None, *, is_own: bool = True
+        self,
+        backend: Backend,
+        chat_template: ChatTemplate | None = None,
+        *,
+        is_own: bool = True,
+        eos: str | None = None,
     ) -> None:
-        """is_own: the template is the model's, which then ends its turns itself."""
+        """is_own: the template is the model's, which then ends its turns itself. eos: what ends a text."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -35,6 +40,7 @@ class Tokenizer:
         added_tokens = backend.get_added_tokens_decoder()
         self.special = frozenset(token for token, added in added_tokens.items() if added.special)
         self._added = {added.content: token for token, added in added_tokens.items()}
+        self.eos = None if eos is None else backend.token_to_id(eos)  # a model may have others beside it
         self.pair_template: ChatTemplate | None = None  # of messages of the roles query and document
         if chat_template is not None and (not is_own or _knows_pairs(chat_template)):
             self.pair_template = chat_template
@@ -63,7 +69,8 @@ class Tokenizer:
             if template is None
             else template_of(folder, template)
         )
-        return cls(backend, ChatTemplate(source, special) if source else None, is_own=is_own)
+        chat_template = ChatTemplate(source, special) if source else None
+        return cls(backend, chat_template, is_own=is_own, eos=special.get("eos_token"))
 
     def to_json(self) -> str:
         """The text of its tokenizer.json."""

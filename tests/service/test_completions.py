@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.service.text.tokenizer import Tokenizer
+from tests.service import tiny_tokenizers
 from tests.service.asgi import exchange, post
 from tests.service.conftest import Service
 
@@ -122,6 +123,22 @@ async def test_several_prompts_stream_prompt_major(make_service: Callable[..., S
     assert texts == [choice["text"] for choice in whole.json()["choices"]]
     assert len(set(texts)) == 6
     assert reply.events[-1] == "[DONE]"
+
+
+async def test_the_tokenizer_s_own_eos_is_no_stop_reason(make_service: Callable[..., Service]) -> None:
+    """As in vLLM, where a model's other eos tokens and those that a client gives are."""
+    own = Tokenizer(tiny_tokenizers.byte_level(), eos="<|end|>")
+    service = make_service(script=says(own, "hello<|end|>"))
+    service.state.tokenizer = own
+    (eos,) = own.encode("<|end|>", add_special_tokens=False)
+    for fields, reason in (
+        ({}, None),
+        ({"ignore_eos": True, "stop_token_ids": [eos]}, eos),
+        ({"stop": "o"}, "o"),
+    ):
+        reply = await post(service.app, PATH, {"prompt": "a", "max_tokens": 9, **fields})
+        (choice,) = reply.json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
 
 
 async def test_eos_ends_it_and_is_counted_but_not_shown(
