@@ -283,6 +283,7 @@ async def test_a_coding_agents_requests_share_their_prefix(
         "context_management",
         "metadata",
         "output_config.effort",
+        "thinking",
     ]
     count = await post(service.app, f"{PATH}/count_tokens", agent_request(2))  # Open WebUI sends it whole
     assert count.json() == {"input_tokens": len(service.engine.streams[-1].prompt)}
@@ -302,8 +303,9 @@ async def test_hosted_tools_are_left_out_and_named(service: Service) -> None:
 @pytest.mark.parametrize("max_tokens", [4, 60])
 async def test_a_model_that_does_not_think_ignores_a_budget(service: Service, max_tokens: int) -> None:
     """It is named as it was given, whether or not thinking could have used it up."""
-    reply = await ask(service, max_tokens=max_tokens, thinking={"type": "enabled", "budget_tokens": 20})
-    assert reply.headers["x-quire-ignored"] == "thinking"
+    for thinking in ({"type": "enabled", "budget_tokens": 20}, {"type": "adaptive"}):
+        reply = await ask(service, max_tokens=max_tokens, thinking=thinking)
+        assert reply.headers["x-quire-ignored"] == "thinking"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -363,7 +365,9 @@ async def test_thinking_is_a_block_of_its_own(thinker: Service) -> None:
         event["delta"].get("thinking", "") for event in events if event["type"] == "content_block_delta"
     ]
     assert "".join(thought) == "so"
-    hidden = (await ask(thinker, max_tokens=100, thinking={"type": "adaptive", "display": "omitted"})).json()
+    adaptive = await ask(thinker, max_tokens=100, thinking={"type": "adaptive", "display": "omitted"})
+    assert "x-quire-ignored" not in adaptive.headers
+    hidden = adaptive.json()
     assert hidden["content"] == [{"type": "text", "text": "yes"}]
     said = {"role": "assistant", "content": whole["content"]}
     await ask(thinker, max_tokens=100, messages=[*HELLO, said, *HELLO])

@@ -17,6 +17,7 @@ from quire.service.api.anthropic.protocol import (
     OwnTool,
     PromptFields,
     RedactedThinkingBlock,
+    ThinkingAdaptive,
     ThinkingOff,
     ThinkingOn,
 )
@@ -83,7 +84,7 @@ def ignored_fields(body: PromptFields, template: ChatTemplate | None, *, thinks:
     ):
         yield "output_config.effort"
     off_in_vain = isinstance(body.thinking, ThinkingOff) and _thinking(body, template) is None
-    if off_in_vain or (isinstance(body.thinking, ThinkingOn) and not thinks):
+    if off_in_vain or (isinstance(body.thinking, ThinkingOn | ThinkingAdaptive) and not thinks):
         yield "thinking"
 
 
