@@ -168,7 +168,7 @@ INERT: dict[str, tuple[Row, ...]] = {
     "Function": (_CACHE_CONTROL,),
     "FlatTool": (
         Inert("allowed_callers", list[Literal["direct"]], "models here call tools themselves"),
-        Refused("async", "a response waits for what its calls give"),
+        Refused("async", "models here wait for what a call gives"),
         Refused("defer_loading", "tools cannot be searched for"),
         Refused("output_schema", "chat templates show no such schema: describe it in description"),
     ),
