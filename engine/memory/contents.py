@@ -13,6 +13,7 @@ from quire.engine.memory.pinned_tails import PinnedTails
 from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import Found, Match, PrefixCache
 from quire.engine.memory.window_groups import WindowGroups
+from quire.engine.memory.window_match import WindowMatch
 from quire.engine.records import Miss
 from quire.engine.sequences.sequence import Sequence
 
@@ -45,6 +46,7 @@ class Contents:
         self._tails = tails
         self._history = history
         self._matches: dict[Sequence, Match] = {}  # of sequences that wait
+        self._window_matches: dict[Sequence, WindowMatch] = {}
 
     @property
     def are_indexed(self) -> bool:
@@ -95,10 +97,18 @@ class Contents:
     def _behind_windows(self, sequence: Sequence, found: Found, most: int, *, in_host: bool = True) -> Found:
         """Return what is found, up to `most` blocks, where `found` has what layers need that keep all."""
         assert self._windows is not None
-        in_host = in_host and self._host.pool.num_blocks > 0
-        host_caches = self._host.caches[-len(self._windows) :] if in_host else ()
-        end, windows = self._windows.match(sequence.prefixes, most, host_caches)
+        if in_host:
+            end, windows = self._window_match(sequence, self._windows).renew(most)
+        else:
+            end, windows = self._windows.match(sequence.prefixes, most)
         return replace(found.first(end), windows=windows)
+
+    def _window_match(self, sequence: Sequence, windows: WindowGroups) -> WindowMatch:
+        prefixes, match = sequence.prefixes, self._window_matches.get(sequence)
+        if match is None or match.prefixes is not prefixes:
+            host_caches = self._host.caches[-len(windows) :] if self._host.pool.num_blocks else ()
+            match = self._window_matches[sequence] = windows.begin_match(prefixes, host_caches)
+        return match
 
     def with_tail(self, sequence: Sequence, found: Found) -> Found:
         """Return `found`, and a pinned block that begins with what comes next, all but the last token."""
@@ -112,6 +122,7 @@ class Contents:
     def drop(self, sequence: Sequence) -> None:
         """Remember no more what was found for `sequence`."""
         self._matches.pop(sequence, None)
+        self._window_matches.pop(sequence, None)
 
     def explain_miss(self, sequence: Sequence, found: int) -> Miss:
         """Say why the `found`-th block of `sequence`, for which they were matched, was not found."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ class PrefixCache:
         """ring: which hears what is computing."""
         self.listeners: list[Callable[[Prefix, bool], None]] = []  # told: published from now on, or no more
         self.computing: set[int] = set()  # blocks that are findable and not published
-        self._blocks: dict[Digest, int] = {}
+        self.times_added = 0  # how often a block became findable, since start
+        self._blocks: dict[Digest, int] = {}  # the last ones became findable last
         self._prefixes: list[Prefix | None] = [None] * num_blocks  # of findable blocks
         self._times_forgotten = array("q", bytes(8 * num_blocks))
         self._ring = ring or MoveRing(num_blocks)
@@ -53,6 +54,7 @@ class PrefixCache:
             if prefix.digest not in self._blocks:
                 self._blocks[prefix.digest] = block
                 self._prefixes[block] = prefix
+                self.times_added += 1
                 self.computing.add(block)
                 self._ring.mark(COMPUTING + self._tier, block)
 
@@ -70,6 +72,7 @@ class PrefixCache:
             if block not in self.computing:
                 return block
             self._computed(block)
+        self.times_added += self._prefixes[block] is None
         self._prefixes[block] = prefix
         for listener in self.listeners:
             listener(prefix, True)
@@ -95,6 +98,10 @@ class PrefixCache:
         self.computing.remove(block)
         self._ring.mark(COMPUTED + self._tier, block)
 
+    def newest(self, count: int) -> Iterator[Digest]:
+        """Yield what the last `count` blocks hold that became findable; for those forgotten, older ones."""
+        return islice(reversed(self._blocks), count)
+
     def times_forgotten(self, blocks: array[int]) -> NDArray[np.int64]:
         """Return how often each of `blocks` [N] was forgotten: until once more, it holds what was found."""
         return np.asarray(self._times_forgotten)[np.asarray(blocks)]
@@ -119,9 +126,12 @@ class Found:
     windows: Sequence[WindowBlocks] = ()
 
     @property
-    def on_device(self) -> list[int]:
+    def on_device(self) -> array[int]:
         """The device's blocks of all cache groups."""
-        return [*self.device, *chain.from_iterable(each.device for each in self.windows)]
+        blocks = array("i")
+        for part in (self.device, *(each.device for each in self.windows)):
+            blocks.extend(part)
+        return blocks
 
     @property
     def num_to_bring(self) -> int:

@@ -26,3 +26,8 @@ class WindowBlocks:
     def device(self) -> list[int]:
         """Those on the device."""
         return [block for at, block in enumerate(self.blocks, self.first) if at not in self.on_host]
+
+    @property
+    def host(self) -> list[int]:
+        """Those in host memory."""
+        return [block for at, block in enumerate(self.blocks, self.first) if at in self.on_host]

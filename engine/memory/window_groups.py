@@ -12,7 +12,7 @@ from quire.engine.memory.pool import BlockPool
 from quire.engine.memory.prefix_cache import Found, PrefixCache
 from quire.engine.memory.window_blocks import WindowBlocks
 from quire.engine.memory.window_group import WindowGroup
-from quire.engine.memory.window_match import match_windows
+from quire.engine.memory.window_match import WindowMatch, match_windows
 from quire.engine.sequences.rows import Rows
 from quire.engine.sequences.sequence import Sequence as TokenSequence
 from quire.engine.sequences.window_table import WindowTable
@@ -231,14 +231,19 @@ class WindowGroups:
 
     # -- content ---------------------------------------------------------------------------------------
 
-    def match(
-        self, prefixes: list[Prefix], most: int, host_caches: Sequence[PrefixCache] = ()
-    ) -> tuple[int, tuple[WindowBlocks, ...]]:
+    def match(self, prefixes: list[Prefix], most: int) -> tuple[int, tuple[WindowBlocks, ...]]:
         """Return behind how many blocks, up to `most`, a sequence can go on; and what it reads there.
 
-        What is not on the device may be in `host_caches`, the groups' indices of host memory.
+        All that is on the device.
         """
-        return match_windows(self._groups, prefixes, most, self._block_size, host_caches)
+        return match_windows(self._groups, prefixes, most, self._block_size, ())
+
+    def begin_match(self, prefixes: list[Prefix], host_caches: Sequence[PrefixCache]) -> WindowMatch:
+        """Begin to find the same for a sequence that waits.
+
+        What is not on the device may be in `host_caches`, the groups' indices of host memory, or none.
+        """
+        return WindowMatch(self._groups, prefixes, self._block_size, host_caches)
 
     def blocks_behind(self, num_blocks: int) -> int:
         """Return how many blocks of all groups a sequence reads that goes on behind `num_blocks`."""

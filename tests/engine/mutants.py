@@ -688,7 +688,7 @@ MUTANTS = [
     Mutant(
         "a window that is no longer cached is found",
         "memory.window_match",
-        "        if logical >= first:  # nothing that reads this block can be found\n",
+        "        if logical < end:  # nothing that reads this block can be found\n",
         "        if False:\n",
     ),
     Mutant(
@@ -822,8 +822,32 @@ MUTANTS = [
     Mutant(
         "what was found for the tokens of another beam",
         "memory.contents",
-        "if match is None or match.prefixes is not prefixes:",
-        "if match is None:",
+        "        if match is None or match.prefixes is not prefixes:\n            match",
+        "        if match is None:\n            match",
+    ),
+    Mutant(
+        "what has become findable of a window is not looked for",
+        "memory.window_match",
+        "        if self._has_more():\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a computing block of a window is not looked for",
+        "memory.prefix_cache",
+        "                self.times_added += 1\n",
+        "",
+    ),
+    Mutant(
+        "what was found of a window is found for ever",
+        "memory.window_match",
+        "            if _times_forgotten(reach.places) != reach.times_forgotten:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "the windows that were found for the tokens of another beam",
+        "memory.contents",
+        "        if match is None or match.prefixes is not prefixes:\n            host_caches",
+        "        if match is None:\n            host_caches",
     ),
     Mutant(
         "a block that is given out counts as room",
@@ -920,6 +944,10 @@ NOTICED_BY = {
     "a constrained row decodes without waiting": "windows",
     "what was found is found for ever": "windows",
     "what has become findable is not looked for": "matches",
+    "what has become findable of a window is not looked for": "matches",
+    "a computing block of a window is not looked for": "matches",
+    "what was found of a window is found for ever": "matches",
+    "the windows that were found for the tokens of another beam": "matches",
     "found in host memory although something before it is not": "matches",
     "found in host memory and on the device as well": "matches",
     "what was found for the tokens of another beam": "matches",

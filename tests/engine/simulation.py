@@ -67,6 +67,10 @@ class CheckedBlocks(BlockManager):
         found = super().match(sequence)
         if self.windows is None:
             assert found == plain_match(sequence.prefixes, self.cache, self.host.cache)
+        else:
+            remembered, self.contents._window_matches = self.contents._window_matches, {}
+            assert found == super().match(sequence)
+            self.contents._window_matches = remembered
         return found
 
 
