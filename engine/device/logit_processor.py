@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from quire.engine.arrays import Int32
+from quire.engine.device.logit_biases import LogitBiases, banned_tokens
 from quire.engine.device.staging import sent
 from quire.engine.device.vocabulary_parts import Searched, VocabularyParts
 from quire.engine.schedule.plan import RowStart, StepPlan
 from quire.kernels.backend import Backend
 from quire.kernels.sampling.state import SamplingState
-
-BANNED = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,7 @@ class _Wishes:
     repetition: float
     presence: float
     frequency: float
-    bias: dict[int, float]
-    banned_until: int  # position before which the stop tokens must not be sampled
-    stop_tokens: list[int]
+    biased: bool
     logprobs: int | None
 
     @classmethod
@@ -56,16 +53,13 @@ class _Wishes:
             repetition=params.repetition_penalty,
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,
-            bias=params.logit_bias,
-            banned_until=start.num_prompt + params.min_tokens,
-            # A grammar's masks see to its stop tokens: it may have to end before min_tokens.
-            stop_tokens=sorted(start.stop_tokens) if params.min_tokens and not params.grammar else [],
+            biased=bool(params.logit_bias or banned_tokens(start)),
             logprobs=start.num_candidates or params.logprobs,
         )
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.constrained or self.penalised or self.bias or self.stop_tokens)
+        return self.constrained or self.penalised or self.biased
 
     @property
     def filtered(self) -> bool:
@@ -84,6 +78,7 @@ class LogitProcessor:
     ) -> None:
         self._vocabulary = vocabulary
         self._wishes: dict[int, _Wishes] = {}  # of the rows that are drawn again
+        self._biases = LogitBiases(vocabulary)
         self._redrawn = np.zeros(rows, np.bool_)  # which those are
         self._logprobs = np.full(rows, -1, np.int32)  # how many candidates each row wants; -1: no logprobs
         self._shape = (rows, vocabulary.count)
@@ -94,6 +89,7 @@ class LogitProcessor:
 
     def start(self, starts: tuple[RowStart, ...]) -> None:
         """Note what rows that begin a sequence ask for, and forget what they asked for before."""
+        self._biases.start(starts)
         for start in starts:
             wishes = _Wishes.of(start)
             self._wishes.pop(start.row, None)
@@ -138,7 +134,7 @@ class LogitProcessor:
                 masked = self._tensor(np.searchsorted(touched, plan.masked_samples), torch.int64)
                 masks = self._tensor(plan.masks, torch.int32)
                 self._backend.mask_tokens(own, masked, masks, self._vocabulary.first)
-            self._add_biases(own, wishes, positions)
+            self._add_biases(own, rows, positions)
             if penalised:
                 self._penalise(own, penalised, wishes, device_rows)
         where = self._tensor(positions, torch.int32)
@@ -157,19 +153,12 @@ class LogitProcessor:
             is_own = (column >= 0) & (column < self._vocabulary.count)
             self._output_counts[rows, column.clamp(0, self._vocabulary.count - 1)] += is_own
 
-    def _add_biases(self, logits: Tensor, wishes: list[_Wishes], positions: Int32) -> None:
-        entries: list[tuple[int, int, float]] = []
-        for i, (wish, position) in enumerate(zip(wishes, positions.tolist(), strict=True)):
-            entries += [(i, token, bias) for token, bias in wish.bias.items()]
-            if position < wish.banned_until:
-                entries += [(i, token, BANNED) for token in wish.stop_tokens]
-        first, end = self._vocabulary.first, self._vocabulary.first + self._vocabulary.count
-        entries = [(i, token - first, bias) for i, token, bias in entries if first <= token < end]
-        if entries:
-            where, what, bias = zip(*entries, strict=True)
+    def _add_biases(self, logits: Tensor, rows: Int32, positions: Int32) -> None:
+        which, biases = self._biases.of(rows, positions)
+        if len(which):
             logits.index_put_(
-                (self._tensor(where, torch.int64), self._tensor(what, torch.int64)),
-                self._tensor(bias, torch.float32),
+                (self._tensor(which, torch.int64), self._tensor(biases.columns, torch.int64)),
+                self._tensor(biases.values, torch.float32),
                 accumulate=True,
             )
 
