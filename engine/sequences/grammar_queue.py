@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from quire.engine.messages import Request
@@ -12,12 +12,13 @@ MAX_KEPT = 64  # grammars of late, for requests to come
 
 
 class GrammarQueue:
-    """Compiles in the order of arrival."""
+    """Compiles in the order of arrival, each grammar once for all who wait for it."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._kept: OrderedDict[str, Constraint] = OrderedDict()
-        self._waiting: deque[tuple[Request, Future[Constraint]]] = deque()
+        self._waiting: list[Request] = []  # in the order of arrival
+        self._compiling: dict[str, Future[Constraint]] = {}  # of each grammar, in the order in which they end
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
 
     def __len__(self) -> int:
@@ -31,27 +32,51 @@ class GrammarQueue:
         return constraint
 
     def add(self, request: Request) -> None:
-        future = self._worker.submit(self._grammars.compile, request.params.grammar)
-        self._waiting.append((request, future))
+        grammar = request.params.grammar
+        if grammar not in self._compiling:
+            self._compiling[grammar] = self._worker.submit(self._grammars.compile, grammar)
+        self._waiting.append(request)
 
     def abort(self, request_id: int) -> None:
-        self._waiting = deque(entry for entry in self._waiting if entry[0].id != request_id)
+        """Forget a request, and its grammar if nobody else waits for it and its turn has not come."""
+        left = [request for request in self._waiting if request.id == request_id]
+        self._waiting = [request for request in self._waiting if request.id != request_id]
+        for grammar in {request.params.grammar for request in left}:
+            is_wanted = any(request.params.grammar == grammar for request in self._waiting)
+            if not is_wanted and self._compiling[grammar].cancel():
+                del self._compiling[grammar]
 
     def take(self, seconds: float) -> list[tuple[Request, Constraint | ValueError]]:
-        """Take those whose grammar is ready, or was refused, in order; wait so long for the first."""
+        """Take those whose grammar is ready, or was refused, in order; wait so long for the first grammar.
+
+        Who waits for another grammar is passed by those behind.
+        """
         if self._waiting and seconds:
-            wait([self._waiting[0][1]], seconds)
-        taken: list[tuple[Request, Constraint | ValueError]] = []
-        while self._waiting and self._waiting[0][1].done():
-            request, future = self._waiting.popleft()
+            wait([next(iter(self._compiling.values()))], seconds)
+        ready: dict[str, Constraint | ValueError] = {}
+        while self._compiling:
+            grammar, future = next(iter(self._compiling.items()))
+            if not future.done():
+                break
+            del self._compiling[grammar]
             try:
                 constraint = future.result()
             except ValueError as refusal:
-                # Its traceback holds this very list, and with it the request.
-                taken.append((request, refusal.with_traceback(None)))
+                # Its traceback holds this very frame, and with it the requests.
+                ready[grammar] = refusal.with_traceback(None)
                 continue
-            self.keep(request.params.grammar, constraint)
-            taken.append((request, constraint))
+            self.keep(grammar, constraint)
+            ready[grammar] = constraint
+        if not ready:
+            return []
+        waiting, self._waiting = self._waiting, []
+        taken: list[tuple[Request, Constraint | ValueError]] = []
+        for request in waiting:
+            compiled = ready.get(request.params.grammar)
+            if compiled is None:
+                self._waiting.append(request)
+            else:
+                taken.append((request, compiled))
         return taken
 
     def keep(self, grammar: str, constraint: Constraint) -> None:
