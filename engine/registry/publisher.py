@@ -35,6 +35,7 @@ LOAD_SECONDS = 0.5  # how long a changed load may stay unpublished
 HEARTBEATS = 3  # a lease
 FIRST_PAUSE = 0.1  # seconds after a failure, doubled up to
 LONGEST_PAUSE = 2.0
+STOP_SECONDS = 5.0  # for which a publication under way is waited for, be it that a name takes long to resolve
 
 
 class _Publication(msgspec.Struct):
@@ -109,7 +110,10 @@ class Publisher:
         """Leave the registry. What fails now ends with the lease."""
         self._stopped.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
+        if self._thread.is_alive():
+            logger.info("the registry is not told that this replica ends: a publication is still under way")
+            return
         try:
             self._registry.leave()
         except FAILURES as error:

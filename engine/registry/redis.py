@@ -28,9 +28,11 @@ from redis.retry import Retry
 
 from quire.engine.config import RegistryConfig
 from quire.engine.hashing import Digest
+from quire.engine.registry.bounded_socket import BoundedSocket
 from quire.engine.registry.deployment import Deployment
 
 TIMEOUT = 0.5  # seconds; redis-py's own defaults stall for 4 s and more when a server has stopped
+MAX_ANSWER_BYTES = 1 << 16  # to a replica: an honest answer has two words
 FAILURES = (redis.RedisError, OSError, ValueError)  # ValueError: an answer that makes no sense
 
 # KEYS: replicas, meta, blocks, pinned. ARGV: replica, epoch, seq, lease in ms, "1" to begin anew, digests to
@@ -191,6 +193,7 @@ class Registry:
             socket_timeout=TIMEOUT,
             socket_connect_timeout=TIMEOUT,
             retry=Retry(NoBackoff(), 0),
+            redis_connect_func=_connected,
             protocol=2,
         )
 
@@ -235,3 +238,9 @@ class Registry:
     def disconnect(self) -> None:
         """The next call begins with a new connection."""
         self._client.close()
+
+
+def _connected(connection: Any) -> None:
+    """Begin with a connection that redis-py has made: an answer comes soon and is short, or fails."""
+    connection._sock = BoundedSocket(connection._sock, connection.socket_timeout, MAX_ANSWER_BYTES)
+    connection.on_connect()

@@ -6,9 +6,9 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-Fault = Callable[[bytes], bytes]
+Fault = Callable[[bytes], bytes | Iterator[bytes]]  # or pieces, each of which is sent as it comes
 
 
 def honest(data: bytes) -> bytes:
@@ -19,6 +19,13 @@ def slow(data: bytes) -> bytes:
     """Wait longer than anybody waits for it."""
     time.sleep(0.6)
     return data
+
+
+def dripping(data: bytes) -> Iterator[bytes]:
+    """Send a byte at a time, of an answer that is right but for zeros before its first number."""
+    for byte in data.replace(b"*", b"*" + 80 * b"0", 1):
+        time.sleep(0.01)
+        yield bytes([byte])
 
 
 def gone(data: bytes) -> bytes:
@@ -40,7 +47,7 @@ def nonsense(data: bytes) -> bytes:
     return b"*2\r\n$3\r\nfoo\r\n$3\r\nbar\r\n"
 
 
-FAULTS: tuple[Fault, ...] = (slow, gone, garbled, lying, nonsense)
+FAULTS: tuple[Fault, ...] = (slow, dripping, gone, garbled, lying, nonsense)
 
 
 class FaultProxy:
@@ -68,7 +75,9 @@ class FaultProxy:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 self.questions += not answers
-                sink.sendall(self.fault(data) if answers else data)
+                answer = self.fault(data) if answers else data
+                for piece in (answer,) if isinstance(answer, bytes) else answer:
+                    sink.sendall(piece)
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

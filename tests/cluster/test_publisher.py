@@ -372,6 +372,38 @@ def test_the_engine_waits_for_no_publication(server: RedisServer, monkeypatch: p
         published.publisher.stop()
 
 
+def test_an_answer_without_end_is_not_read_to_its_end(server: RedisServer) -> None:
+    proxy = FaultProxy(server.port)
+    try:
+        replica = Replica(server, url=proxy.url)
+        proxy.fault = lambda data: b"$1000000\r\n" + 1000000 * b"x"
+        with pytest.raises(redis.ConnectionError, match="more than 65536 bytes"):
+            replica.registry.leave()
+    finally:
+        proxy.close()
+
+
+def test_an_engine_ends_though_a_publication_does_not(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine.registry.publisher.STOP_SECONDS", 0.0)
+    replica = Replica(server)
+    begun, stopped, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(*arguments: Any, **options: Any) -> Answer:
+        begun.set()
+        stopped.wait(5)
+        ended.set()
+        raise redis.TimeoutError
+
+    monkeypatch.setattr(replica.registry, "publish", hold)
+    replica.publisher.start()
+    assert begun.wait(60)
+    replica.publisher.stop()
+    assert not ended.is_set()
+    stopped.set()
+
+
 def test_a_newer_process_takes_over(server: RedisServer) -> None:
     """The set of the process before goes, and that one can do no more harm."""
     old = Replica(server, 1, epoch="1")

@@ -151,7 +151,8 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         *("models.attention_shape", "models.cache_groups", "models.config"),
         *("models.float8", "models.generation_config", "models.hub"),
         *("models.json_fields", "models.pooling", "models.rope_config", "models.tokenizer_json"),
-        *("registry.deployment", "registry.prompt_hasher", "registry.redis", "sequences.grammar", "urls"),
+        *("registry.bounded_socket", "registry.deployment", "registry.prompt_hasher", "registry.redis"),
+        *("sequences.grammar", "urls"),
     )
 }
 
