@@ -188,8 +188,8 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     cached_blocks: int
     block_references: int
     tokens_filled: int  # in distinct active blocks
-    running: int
-    waiting: int
+    running: int  # requests, as those below
+    waiting: int  # for room, or for a grammar that is being compiled
     swapped: int
     preemptions_recompute: int
     preemptions_swap: int
@@ -210,6 +210,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
     graphs_left: int = 0  # CUDA graphs that are still to be captured
     requests_in_memory: int = 0  # ended ones too, until nothing holds them any more
     behind_window_blocks: int = 0  # that sequences in rows have given back, or never needed
+    sequences_running: int = 0
 
 
 class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):

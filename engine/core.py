@@ -223,14 +223,15 @@ class EngineCore:
     def _stats(self, prefills: int, decodes: int, phases: tuple[float, float, float, float]) -> StepStats:
         scheduler, state, pool = self.scheduler, self.scheduler.state, self.scheduler.blocks.pool
         host = scheduler.blocks.host.pool
+        compiling = 0 if self.grammars is None else len(self.grammars)
         return StepStats(
             free_blocks=pool.num_free,
             active_blocks=pool.num_active,
             cached_blocks=pool.num_cached,
             block_references=pool.references,
             tokens_filled=state.tokens_filled,
-            running=state.rows.num_used,
-            waiting=len(state.waiting) - state.num_swapped,
+            running=len(state.running),
+            waiting=len(state.waiting) - state.num_swapped + compiling,
             swapped=state.num_swapped,
             preemptions_recompute=scheduler.preemption.recomputes,
             preemptions_swap=scheduler.preemption.swaps,
@@ -249,8 +250,9 @@ class EngineCore:
             wait_seconds=phases[2],
             commit_seconds=phases[3],
             graphs_left=self.runner.graphs_left,
-            requests_in_memory=len(state.alive),
+            requests_in_memory=len(state.alive) + compiling,
             behind_window_blocks=state.behind_window_blocks,
+            sequences_running=state.rows.num_used,
         )
 
 

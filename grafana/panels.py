@@ -85,8 +85,8 @@ OVERVIEW = (
     ),
     _stat(
         "Running",
-        "So many sequences are computed together. When it stays at --max-num-seqs while blocks are free, "
-        "raise that.",
+        "So many requests are computed together. When others wait though blocks are free, raise "
+        "--max-num-seqs, of which a request takes one for each of its answers.",
         "short",
         total("quire_requests", 'state="running"'),
     ),

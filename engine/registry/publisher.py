@@ -89,7 +89,7 @@ class Publisher:
     def observe(self, stats: StepStats) -> None:
         """The load after a step."""
         self._load = Load(
-            running=stats.running,
+            running=stats.sequences_running,
             waiting=stats.waiting + stats.swapped,
             free_blocks=stats.free_blocks + stats.cached_blocks,
             blocks=self._load.blocks,

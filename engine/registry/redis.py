@@ -146,8 +146,8 @@ ALL_REPLICAS = Keys("*").replicas  # a pattern
 class Load(msgspec.Struct, frozen=True):
     """The load that a replica reports."""
 
-    running: int = 0
-    waiting: int = 0
+    running: int = 0  # sequences
+    waiting: int = 0  # requests
     free_blocks: int = 0  # of the device: without content, or evictable
     blocks: int = 0  # there are, in both tiers
     draining: bool = False

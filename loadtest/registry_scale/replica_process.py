@@ -131,4 +131,4 @@ class ReplicaProcess:
 @cache
 def _stats(running: int) -> StepStats:
     fields = dict.fromkeys(StepStats.__struct_fields__, 0)
-    return StepStats(**{**fields, "running": running})
+    return StepStats(**{**fields, "running": running, "sequences_running": running})

@@ -435,7 +435,7 @@ def test_what_is_published_ends_with_the_lease(server: RedisServer) -> None:
     assert meta[b"url"] == URL.encode()
     assert meta[b"parity"] == b"vector"
     assert meta[b"draining"] == b"0"
-    assert int(meta[b"running"]) == replica.core.stats.running
+    assert int(meta[b"running"]) == replica.core.stats.sequences_running
     assert int(meta[b"blocks"]) == 24 + 12
     replica.publisher.drain()
     until(lambda: replica.tick() is None and server.client.hget(META, "draining") == b"1")

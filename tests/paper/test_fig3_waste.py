@@ -63,6 +63,6 @@ def test_section_3_1_at_most_one_block_a_sequence_is_partly_filled(block_size: i
         filled = distinct_filled(core)
         assert stats.tokens_filled == filled
         slots = stats.active_blocks * block_size
-        assert slots - filled <= stats.running * (block_size - 1)
+        assert slots - filled <= stats.sequences_running * (block_size - 1)
         wasted.append(slots - filled)
     assert (max(wasted) > 0) == (block_size > 1)
