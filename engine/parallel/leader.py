@@ -65,7 +65,8 @@ class Leader:
         self._sockets: list[socket.socket] = []
         for rank in range(1, self.size):
             self._start(config, rank)
-        threading.Thread(target=self._watch, name="quire-ranks", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="quire-ranks", daemon=True)
+        self._watcher.start()
 
     @property
     def pids(self) -> list[int]:
@@ -110,8 +111,13 @@ class Leader:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self.group is not None:
-            self.group.close(EXIT_SECONDS)  # last: aborting waits for ranks that are still there
+        # Else the watcher may be the last to hold the group: gloo's must not end in a daemon thread while the
+        # interpreter ends.
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(EXIT_SECONDS)
+        group, self.group = self.group, None
+        if group is not None:
+            group.close(EXIT_SECONDS)  # last: aborting waits for ranks that are still there
 
     def _start(self, config: EngineConfig, rank: int) -> None:
         ours, theirs = socket.socketpair()
@@ -163,8 +169,9 @@ class Leader:
             process.kill()
         if self._on_lost is not None:
             self._on_lost(reason)
-        if self.group is not None:
-            self.group.close()
+        group = self.group
+        if group is not None:
+            group.close()
 
 
 def store_path(fd: int) -> str:

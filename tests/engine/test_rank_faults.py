@@ -6,7 +6,9 @@ import asyncio
 import math
 import os
 import signal
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.parallel.digest import EVERY
 from quire.engine.parallel.follower import has_cores_for
-from quire.engine.parallel.leader import LeadingRunner, RankLost
+from quire.engine.parallel.leader import Leader, LeadingRunner, RankLost
 from quire.engine.startup import start_engine
 from tests.waiting import until
 
@@ -128,6 +130,16 @@ def test_a_step_that_does_not_end_on_gpus_ends_the_engine(llama: tuple[Path, Lla
         while core.has_work:
             core.step()
     until(lambda: not any(map(is_alive, runner.leader.pids)), "no rank is left")
+
+
+def test_no_other_thread_holds_a_leader_that_is_closed() -> None:
+    """The group of gloo ends with it, and aborts the process in a thread that the interpreter ends."""
+    leader = Leader(config(Path("none"), tensor_parallel_size=1))
+    ended_in: list[threading.Thread] = []
+    weakref.finalize(leader, lambda: ended_in.append(threading.current_thread()))
+    leader.close()
+    del leader
+    assert ended_in == [threading.current_thread()]
 
 
 def shifted(add: Callable[..., int | None]) -> Callable[..., int | None]:
