@@ -67,8 +67,8 @@ class BlockManager:
         self.host = HostTier(num_host_blocks, self.pool, self.caches, ring)
         self.history = CacheHistory(num_blocks + num_host_blocks)
         if hasher is not None:
-            self.cache.listeners.append(self.history.changed)
-            self.host.cache.listeners.append(self.history.changed)
+            self.cache.exact_listeners.append(self.history.changed)
+            self.host.cache.exact_listeners.append(self.history.changed)
         indices = self.cache, self.windows, self.host, self.tails
         self.contents = Contents(block_size, hasher, *indices, self.history, keeps_all=keeps_all)
         self.moves = Moves()

@@ -27,6 +27,7 @@ class PrefixCache:
     def __init__(self, num_blocks: int, ring: MoveRing | None = None, tier: int = DEVICE) -> None:
         """ring: which hears what is computing."""
         self.listeners: list[Callable[[Prefix, bool], None]] = []  # told: published from now on, or no more
+        self.exact_listeners: list[Callable[[Prefix, bool], None]] = []  # not of what was never published
         self.computing: set[int] = set()  # blocks that are findable and not published
         self.times_added = 0  # how often a block became findable, since start
         self._blocks: dict[Digest, int] = {}  # the last ones became findable last
@@ -74,7 +75,7 @@ class PrefixCache:
             self._computed(block)
         self.times_added += self._prefixes[block] is None
         self._prefixes[block] = prefix
-        for listener in self.listeners:
+        for listener in (*self.listeners, *self.exact_listeners):
             listener(prefix, True)
         return block
 
@@ -91,6 +92,9 @@ class PrefixCache:
         del self._blocks[prefix.digest]
         if block in self.computing:
             self._computed(block)
+        else:
+            for listener in self.exact_listeners:
+                listener(prefix, False)
         for listener in self.listeners:  # of one that was computing too: `prefixes` may have told of it
             listener(prefix, False)
 

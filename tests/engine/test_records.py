@@ -168,6 +168,17 @@ def salted(number: int, salt: str, owner: str) -> Request:
     return Request(number, PROMPT, SamplingParams(max_tokens=1, temperature=0.0), 0.0, salt, owner)
 
 
+def test_what_an_aborted_request_was_still_computing_was_never_cached() -> None:
+    core = make_core(200, BLOCK, 8, 8)
+    timed(core)
+    core.add(request(0, filler(0)))
+    core.step()
+    core.abort(0)
+    run(core)
+    miss = run(core, request(1, filler(0)))[1].miss
+    assert miss is not None and miss.kind == "never_seen"
+
+
 def test_another_salt_of_the_same_owner_is_told_and_another_owners_cache_is_not() -> None:
     core = make_core(64, BLOCK, 2, 64)
     found = misses(core, salted(0, "key1", "key1"), salted(1, "key1own", "key1"), salted(2, "key2", "key2"))
