@@ -170,10 +170,13 @@ class HostTier:
             self._next_look = self.pool.evictions + max(count // 2, 1)
         for block in blocks:
             cache, device_cache = self._caches_of(block)
-            twin = cache.find(device_cache.prefix(block))
+            prefix = device_cache.prefix(block)
+            twin = cache.find(prefix)
             if twin is not None:
                 self.pool.refresh(twin)
                 self._device.mark_copied(block)
+                continue
+            if cache.collides(prefix):  # a copy could not be found, and would be made in each step
                 continue
             self._start(moves.spills, SWAP_OUT, block, self.pool.allocate())
             self._ring.mark(ALLOCATE + HOST, moves.spills[-1].host)

@@ -49,6 +49,11 @@ class PrefixCache:
         block = self._blocks.get(prefix.digest)
         return block if block is not None and prefix.equals(self._prefixes[block]) else None
 
+    def collides(self, prefix: Prefix) -> bool:
+        """Return whether a block with other tokens has the digest of `prefix`, which so cannot be found."""
+        block = self._blocks.get(prefix.digest)
+        return block is not None and not prefix.equals(self._prefixes[block])
+
     def mark_computing(self, prefixes: Sequence[Prefix], blocks: Sequence[int]) -> None:
         """Let each of `blocks` be found by its prefix, unless one that holds the same is."""
         for prefix, block in zip(prefixes, blocks, strict=True):

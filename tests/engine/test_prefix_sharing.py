@@ -238,6 +238,23 @@ def test_a_block_is_copied_again_once_its_copy_was_evicted() -> None:
     assert [spill.device for spill in tables.step().spills] == [blocks[1]]
 
 
+def test_a_block_is_not_copied_while_what_collides_with_it_is_in_host_memory() -> None:
+    """Its copy would not be found, and so be made in each step."""
+    tables = Tables(4, 2, hasher=CollidingHasher(2, seed=0), num_host_blocks=8)
+    pool, host = tables.blocks.pool, tables.blocks.host
+    cached(tables, [1, 2])
+    host.spill(1, tables.blocks.moves)
+    tables.step()
+    pool.evict()
+    second = cached(tables, [3, 4])
+    for _ in range(2):
+        host.spill(1, tables.blocks.moves)
+        assert not tables.step().spills
+    host.pool.evict()
+    host.spill(1, tables.blocks.moves)
+    assert [spill.device for spill in tables.step().spills] == second
+
+
 def test_the_copy_of_a_block_that_was_used_again_lasts_as_long_as_new_ones() -> None:
     tables = make_tables(8, 12)
     first = cached(tables, [1, 2])
