@@ -7,12 +7,14 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from quire.engine.allocation import refused_where_too_large
 from quire.engine.config import EngineConfig
-from quire.engine.device.choice import choose_dtype, default_batched_tokens
+from quire.engine.device.choice import choose_dtype, default_batched_tokens, memory_of
 from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
     KVCache,
@@ -115,7 +117,12 @@ def build_rank(
         )
     dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
     held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
-    runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
+    with refused_where_too_large(
+        f"{limits.max_num_seqs:,} sequences, and steps of {max_num_batched_tokens:,} tokens, do not fit",
+        "--max-num-seqs, --max-num-batched-tokens or --max-model-len",
+        partial(memory_of, device),
+    ):
+        runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)

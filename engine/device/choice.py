@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.engine.allocation import gib, host_memory
 from quire.engine.config import EngineConfig
 from quire.engine.models.config import ModelConfig
 from quire.kernels.gpu import FIRST_CAPABILITY, Gpu, gpu_of
@@ -52,3 +53,11 @@ def default_batched_tokens(device: torch.device, gpu: Gpu) -> int:
     if device.type == "cpu":
         return CPU_BATCHED_TOKENS
     return BATCHED_TOKENS_PER_MULTIPROCESSOR * gpu.multiprocessors
+
+
+def memory_of(device: torch.device) -> str:
+    """Return how much memory there is for what is on a device."""
+    if device.type != "cuda":
+        return host_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    return f"the GPU has {gib(total)}, of which {gib(free)} are free"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.engine.allocation import gib, refused_where_too_large
 from quire.engine.arrays import Int32
+from quire.engine.device.choice import memory_of
 from quire.engine.models.config import ModelConfig
 from quire.kernels.attention.hopper_decode import decode as hopper_decode
 from quire.kernels.attention.hopper_prefill import prefill as hopper_prefill
@@ -137,10 +140,22 @@ class KVCache:
         copy_blocks: Callable[[Tensor, Tensor], None],
         dequantized_dtype: torch.dtype | None = None,
     ) -> None:
-        # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
-        self.blocks = torch.empty(
-            num_blocks, bytes_per_block(config, block_size, held), dtype=torch.uint8, device=device
+        """Raises ValueError with the numbers where there is no memory for so many blocks."""
+        block_bytes = bytes_per_block(config, block_size, held)
+        dequantized_bytes = dequantized_bytes_per_block(config, block_size, dequantized_dtype)
+        size = gib(num_blocks * (block_bytes + dequantized_bytes))
+        room = refused_where_too_large(
+            f"{num_blocks:,} KV blocks take {size}",
+            "--num-gpu-blocks-override or --kv-cache-memory-bytes",
+            partial(memory_of, device),
         )
+        dequantized = None
+        with room:
+            # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
+            self.blocks = torch.empty(num_blocks, block_bytes, dtype=torch.uint8, device=device)
+            if dequantized_dtype is not None:  # all layers' heads are alike
+                shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
+                dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
         self.block_size = block_size
         self.host: Tensor | None = None  # the same blocks in pinned host memory
         self._copy_blocks = copy_blocks
@@ -149,10 +164,6 @@ class KVCache:
         for group in config.cache_groups:
             each = iter(self._views([part for at in group.layers for part in specs[at].parts], held))
             views |= {at: list(islice(each, len(specs[at].parts))) for at in group.layers}
-        dequantized = None
-        if dequantized_dtype is not None:  # all layers' heads are alike
-            shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
-            dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
         # Attention with a window reads the cache itself.
         self.layers = [
             LayerCache(
@@ -190,11 +201,12 @@ class KVCache:
     def add_host_tier(self, num_blocks: int) -> None:
         """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""
         shape = num_blocks, self.blocks.shape[1]
+        with refused_where_too_large(
+            f"{num_blocks:,} KV blocks in host memory take {gib(num_blocks * shape[1])}", "--swap-space"
+        ):
+            self.host = touched(shape) if self.blocks.is_cuda else torch.empty(shape, dtype=torch.uint8)
         if self.blocks.is_cuda:
-            self.host = touched(shape)
             _pin_while(self, self.host)
-        else:
-            self.host = torch.empty(shape, dtype=torch.uint8)
 
     def swap(self, out: Int32, back: Int32) -> None:
         """Copy (device, host) blocks out and (host, device) blocks back, in stream order."""

@@ -7,6 +7,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.engine.allocation import gib, refused_where_too_large
 from quire.engine.arrays import Int32, as_blocks
 
 SPREAD = 2  # tokens that are copied in vain at most for each of those that rows have
@@ -20,12 +21,16 @@ class RowTokens:
     """
 
     def __init__(self, num_rows: int, max_tokens: int, block_size: int) -> None:
+        """Raises ValueError with the numbers where there are not so many addresses."""
         # An odd number of blocks: arrays of a power of two would compete for the same sets of the caches.
         self._blocks_per_row = -(-max_tokens // block_size) | 1
         self._row_size = self._blocks_per_row * block_size
         num_tokens = num_rows * self._row_size
+        num_bytes = num_tokens * np.dtype(np.int32).itemsize
+        told = f"{max_tokens:,} tokens for each of {num_rows:,} sequences take {gib(num_bytes)}"
         # Not from numpy, which asks for huge pages: one would hold the beginnings of many rows.
-        memory = mmap(-1, num_tokens * np.dtype(np.int32).itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        with refused_where_too_large(told, "--max-num-seqs or --max-model-len"):
+            memory = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         self._tokens = np.frombuffer(memory, np.int32)
         self._blocks = as_blocks(self._tokens, block_size)
         self._last = np.full(num_rows, -1, np.int32)  # position of each row's newest token

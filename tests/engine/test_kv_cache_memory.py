@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from quire.engine.config import EngineConfig
@@ -18,6 +20,24 @@ def test_bytes_are_as_many_whole_blocks_as_they_hold() -> None:
     assert info.num_blocks == 1_000_000 // info.bytes_per_block > 1
     with pytest.raises(ValueError, match=f"room for a block, {info.bytes_per_block} bytes here, got 99"):
         start_engine(EngineConfig(**settings, kv_cache_memory_bytes=99))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_gpu_blocks_override": 10**9}, f"^{10**9:,} KV blocks take [\\d,.]+ GiB, .*--num-gpu-blocks"),
+        ({"num_gpu_blocks_override": 10**20}, r"KV blocks take [\d,.]+ GiB, .*--num-gpu-blocks-override"),
+        ({"kv_cache_memory_bytes": 900 << 40}, r"KV blocks take 921,.* GiB, .* or --kv-cache-memory-bytes$"),
+        ({"max_num_seqs": 10**10}, r"10,000,000,000 sequences, .*--max-num-seqs"),
+        ({"max_num_batched_tokens": 10**13}, r"steps of 10,000,000,000,000 tokens.*--max-num-batched-tokens"),
+    ],
+)
+def test_memory_that_cannot_be_had_is_refused_with_the_numbers_and_the_flag(
+    settings: dict[str, int], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told) as refusal:
+        start_engine(EngineConfig(model=MODEL_FOLDER, device="cpu", **settings))  # type: ignore[arg-type]
+    assert re.search(r", and the host has [\d,.]+ GiB: give a lower --", str(refusal.value))
 
 
 def test_blocks_and_bytes_do_not_go_together() -> None:

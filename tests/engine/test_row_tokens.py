@@ -101,6 +101,12 @@ def of(outputs: StepOutputs, request_id: int) -> list[int]:
     return tokens
 
 
+def test_more_addresses_than_there_are_is_refused_with_the_numbers_and_the_flag() -> None:
+    for rows in (1 << 40, 1 << 80):
+        with pytest.raises(ValueError, match=r"take [\d,.]+ GiB, and the host has .*--max-num-seqs"):
+            RowTokens(rows, MAX_TOKENS, 16)
+
+
 @pytest.mark.parametrize("how", ["stop", "abort", "recompute", "swap"])
 def test_a_late_step_does_not_write_to_who_has_the_row_by_then(how: str) -> None:
     """A step is in flight while one of its rows is left and given to another: nobody's tokens are lost."""
