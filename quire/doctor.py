@@ -25,10 +25,7 @@ from quire.service.commands.progress import PhaseBars
 
 
 def doctor(config: EngineConfig, findings: Iterable[Finding], command: str) -> bool:
-    """Print it, and last a verdict: whether `command` starts a server here, which is returned.
-
-    Raises ValueError, with the numbers and the flag to change, when the model does not fit.
-    """
+    """Print it, and last a verdict: whether `command` starts a server here, which is returned."""
     seen = []
     for finding in findings:
         print(f"{finding.name:<10} {finding.words}")
@@ -38,18 +35,29 @@ def doctor(config: EngineConfig, findings: Iterable[Finding], command: str) -> b
     if fatal:
         print(f"\nverdict    no server starts here: {'; '.join(fatal)}. Then type: {command}")
         return False
+    bars = PhaseBars()
     try:
-        _, info = start_engine(msgspec.structs.replace(config, enforce_eager=True), PhaseBars().show)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"too little memory on the device: {error}; try --dtype bfloat16, a smaller model, --device cpu"
-        ) from None
+        _, info = start_engine(msgspec.structs.replace(config, enforce_eager=True), bars.show)
+    except (ValueError, torch.OutOfMemoryError) as error:
+        bars.stop()
+        for sentence in advice:
+            print(f"\n{sentence}")
+        print(f"\nverdict    no server starts here: {_why(error)}")
+        return False
     for name, words in [*describe(info), *_on_gpus(config, info)]:
         print(f"{name:<10} {words}")
     for sentence in [*advice, *advise(info, config)]:
         print(f"\n{sentence}")
     print(f"\nverdict    it runs here. Type: {command}")
     return True
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"too little memory on the device: {error}; try --dtype bfloat16, a smaller model, --device cpu"
+        )
+    return str(error)
 
 
 def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ def _look_at_gpu(device: str) -> Iterator[Finding]:
         advice = "" if cuda is not None else "this torch cannot use the GPU: install one with CUDA"
         yield Finding("driver", f"NVIDIA {driver}", advice)
     if not torch.cuda.is_available():
-        advice = "leave out --device cuda, or see to driver and torch" if device == "cuda" else ""
+        advice = "see to driver and torch, or leave out --device cuda" if device == "cuda" else ""
         yield Finding("GPU", "none: models run on the CPU, slowly", advice, fatal=device == "cuda")
         return
     gpu = gpu_of(torch.device("cuda"))
@@ -73,6 +73,17 @@ def _look_at_gpu(device: str) -> Iterator[Finding]:
         yield Finding(
             "compiler", "none", "Triton needs a C compiler: apt-get install gcc libc6-dev", fatal=True
         )
+
+
+def usable_device(device: str) -> str:
+    """Return what --device is to be here: not cuda without a GPU, and cpu beside one that is too old."""
+    import torch
+
+    from quire.kernels.gpu import FIRST_CAPABILITY, gpu_of
+
+    if not torch.cuda.is_available():
+        return "auto" if device == "cuda" else device
+    return "cpu" if gpu_of(torch.device("cuda")).capability < FIRST_CAPABILITY else device
 
 
 def driver_version() -> int | None:
@@ -110,5 +121,7 @@ def _look_at_redis(url: str) -> Finding:
         client.ping()
         client.close()
     except (redis.RedisError, ValueError, OSError) as error:
-        return Finding("Redis", "no answer", f"--redis-url: {error}", fatal=True)
+        why = str(error).rstrip(".")
+        advice = f"A server starts, but routers do not learn of it: see to --redis-url ({why})."
+        return Finding("Redis", "no answer", advice)
     return Finding("Redis", "answers")

@@ -14,6 +14,14 @@ UnknownFields = Literal["refuse", "ignore"]
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
+def check_host_and_port(host: str, port: int) -> None:
+    """Raise ValueError for what no server can listen at, on any machine."""
+    if not host:
+        raise ValueError("--host must be an address or a name, got ''; try 127.0.0.1")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be between 0 and 65535, got {port}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
     """Times are seconds, sizes bytes. Raises ValueError that names the flag and what it may be."""
@@ -59,8 +67,9 @@ class ServiceConfig:
     def __post_init__(self) -> None:
         if not self.served_model_names:
             raise ValueError("--served-model-name must name at least one model")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
+        if not all(name.strip() for name in self.served_model_names):
+            raise ValueError("--served-model-name must have at least one character other than spaces")
+        check_host_and_port(self.host, self.port)
         if self.max_num_queued_reqs < 1:
             raise ValueError(f"--max-num-queued-reqs must be at least 1, got {self.max_num_queued_reqs}")
         if self.max_num_queued_tokens < 1:

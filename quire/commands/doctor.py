@@ -7,10 +7,12 @@ from argparse import Namespace
 
 from quire.commands.settings import engine_config
 from quire.engine.models.hub import check_model
+from quire.engine.urls import check_redis_url
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
 from quire.service.commands.parser import Flag, Parser
-from quire.service.commands.usage_error import UsageError
+from quire.service.commands.usage_error import UsageError, of_flags
+from quire.service.config import check_host_and_port
 from quire.service.demo import MODEL_FOLDER
 
 GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
@@ -48,25 +50,32 @@ def run(arguments: Namespace) -> int:
     if arguments.gpu is not None:
         raise UsageError("--gpu goes with --plan: without it, what is here is measured")
     config = engine_config(arguments)
-    check_model(config.model)
+    with of_flags():
+        check_host_and_port(arguments.host, arguments.port)
+        if arguments.redis_url is not None:
+            check_redis_url(arguments.redis_url)
+        check_model(config.model)
     from quire.doctor import doctor
-    from quire.machine import look
+    from quire.machine import look, usable_device
 
     findings = look(config.device, arguments.host, arguments.port, arguments.redis_url)
-    return 0 if doctor(config, findings, serve_command(arguments)) else 1
+    command = serve_command(arguments, usable_device(config.device))
+    return 0 if doctor(config, findings, command) else 1
 
 
-def serve_command(arguments: Namespace) -> str:
-    """Return the command that starts a server with these flags, at a port that is free."""
+def serve_command(arguments: Namespace, device: str) -> str:
+    """Return the command that starts a server with these flags, on a device and at a port that is free."""
     from quire.service.commands.address import free_port
 
     parser = Parser("doctor")
     add_flags(parser)
-    others = {"model", "plan", "gpu", "port"}
+    others = {"model", "plan", "gpu", "port", "device"}
     words = ["quire", "serve", *([] if arguments.model == MODEL_FOLDER else [arguments.model])]
     for each in parser.flags:
         if each.dest in arguments.given and each.dest not in others:
             words += _words_of(each, getattr(arguments, each.dest))
+    if device != "auto":
+        words += ["--device", device]
     port = free_port(arguments.host, arguments.port) or arguments.port
     return shlex.join([*words, *([] if port == 8000 else ["--port", str(port)])])
 

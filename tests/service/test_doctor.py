@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 from pathlib import Path
 
@@ -89,10 +90,47 @@ def test_it_offers_the_caches_that_take_less_on_a_gpu(cache: str, offered: str |
     assert (flag in advice) == (offered is not None)
 
 
-def test_where_nothing_fits_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 1)
-    with pytest.raises(SystemExit, match=r"quire doctor: no memory .* --num-gpu-blocks-override"):
-        main(["doctor"])
+def test_what_the_engine_refuses_is_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def verdict(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(["doctor", *words])
+        assert end.value.code == 1
+        return capsys.readouterr().out.splitlines()[-1]
+
+    no = "verdict    no server starts here: "
+    shutil.copytree(MODEL_FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    for words, told in [
+        ([str(tmp_path)], "model.safetensors is not a complete safetensors file: .* download it again"),
+        (["--max-model-len", "100000"], "--max-model-len"),
+        (["--kv-cache-memory-bytes", "900T"], "give a lower --num-gpu-blocks-override or --kv-cache-mem"),
+    ]:
+        assert re.match(f"{no}.*{told}", verdict(*words))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sysconf", lambda name: 1)
+        assert re.match(f"{no}no memory .* --num-gpu-blocks-override", verdict())
+
+
+def test_a_registry_that_is_away_keeps_no_server_from_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(capsys, "--redis-url", "redis://127.0.0.1:1", "--num-gpu-blocks-override", "300")
+    told = r"A server starts, but routers .*: see to --redis-url \(.*[^.]\)\.$"
+    assert re.search(told, text, re.MULTILINE)
+    assert "verdict    it runs here. Type: quire serve --num-gpu-blocks-override 300 --redis-url" in text
+
+
+def test_without_a_gpu_the_command_asks_for_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--device", "cuda", "--max-num-seqs", "12", "--port", "0"])
+    assert end.value.code == 1
+    told = "see to driver and torch, or leave out --device cuda. Then type: quire serve --max-num-seqs 12"
+    assert told in capsys.readouterr().out
+    (advice,) = (each.advice for each in look("cuda", "127.0.0.1", 0, None) if each.name == "GPU")
+    assert advice == "see to driver and torch, or leave out --device cuda"
 
 
 def test_it_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,7 +147,7 @@ def test_it_looks_at_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         here = found("auto")
         assert here["driver"].words == "no NVIDIA driver" and not here["GPU"].fatal
         assert f"port {port} is taken; try --port " in here["port"].advice
-        assert here["Redis"].fatal and not here["disk"].fatal
+        assert here["Redis"].words == "no answer" and not here["Redis"].fatal and not here["disk"].fatal
         driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12\n")
         assert "CUDA 13.0 needs a driver of version 580" in found("auto")["driver"].advice
         assert found("cuda")["GPU"].fatal
