@@ -93,10 +93,8 @@ def kv_events_config(arguments: Namespace) -> KVEventsConfig | None:
 
 
 def api_keys(arguments: Namespace) -> tuple[str, ...]:
-    """Return those that were given as flags or in the environment. Raises ValueError."""
+    """Return those that were given as flags or in the environment."""
     from_environment = lines_of(os.environ.get(_API_KEY_VARIABLE, ""))
-    if _API_KEY_VARIABLE in os.environ and not from_environment:
-        raise ValueError(f"{_API_KEY_VARIABLE} is empty: unset it, or give it a key a line")
     if len(arguments.api_key) > len(from_environment):
         log.warning(
             "--api-key shows the key to whoever may list processes: rather use --api-key-file or %s",

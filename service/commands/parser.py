@@ -66,7 +66,9 @@ class Flag:
         """Return the value of an environment variable. What may repeat is a line each there."""
         assert self.variable is not None
         if self.action == "append":
-            return [self.convert(line, self.variable) for line in lines_of(text)]
+            if not (lines := lines_of(text)):
+                raise UsageError(f"{self.variable} is empty: unset it, or give it a line for each value")
+            return [self.convert(line, self.variable) for line in lines]
         if not self.switches:
             return self.convert(text, self.variable)
         if text not in ("0", "1"):

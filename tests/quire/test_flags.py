@@ -14,6 +14,7 @@ from quire.commands.table import COMMANDS, find, overview, parse
 from quire.service.commands import unknown_flags
 from quire.service.commands.usage_error import UsageError
 from quire.service.errors import ServerFailed
+from tests.usage import usage_error
 
 
 def last_line(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -171,6 +172,34 @@ def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
     assert told == f"quire serve: {tmp_path} has no config.json; give a folder that save_pretrained wrote"
     told = last_line(capsys, "route", "./nowhere", "--replica", "http://127.0.0.1:1")
     assert told.startswith("quire route: ./nowhere is no folder, and no Hub id (owner/name) either; give ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--port", "70000"], "--port must be between 0 and 65535, got 70000"),
+        (["--host", ""], "--host must be an address or a name, got ''; try 127.0.0.1"),
+        (["--redis-url", "there", "--host", "::1"], "--redis-url must be redis://.*, got 'there'"),
+    ],
+)
+def test_doctor_refuses_the_address_that_serve_refuses(
+    flags: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.service.commands.serve.make_server", lambda *_: pytest.fail("it starts"))
+    for command in ("serve", "doctor"):
+        assert re.fullmatch(f"quire {command}: {told}", usage_error([command, *flags], capsys))
+
+
+def test_a_model_is_served_by_a_name_that_there_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.service.commands.serve.make_server", lambda *_: pytest.fail("it starts"))
+    for name in ("", " "):
+        told = usage_error(["serve", "--served-model-name", "a", "--served-model-name", name], capsys)
+        assert "--served-model-name must have at least one character" in told
+    monkeypatch.setenv("QUIRE_SERVED_MODEL_NAME", "")
+    told = usage_error(["serve"], capsys)
+    assert "QUIRE_SERVED_MODEL_NAME is empty: unset it, or give it a line for each value" in told
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
