@@ -62,6 +62,7 @@ class Publisher:
     ) -> None:
         """`blocks`: how many KV blocks there are, in both tiers."""
         self.state: RegistryState = "degraded"  # until the first publication
+        self._told_of_failure = False  # since it last was ok
         self._registry = registry
         self._journal = journal
         self._clock = clock
@@ -206,14 +207,15 @@ class Publisher:
 
     def _recover(self) -> None:
         if self.state != "ok":
-            self.state = "ok"
+            self.state, self._told_of_failure = "ok", False
             logger.info("the registry holds %d blocks of this replica", self._count)
 
     def _fail(self, error: Exception) -> None:
         """Redis is not asked again for a while, each time for longer."""
         self._registry.disconnect()
-        if self.state == "ok":
-            self.state = "degraded"
+        self.state = "degraded"
+        if not self._told_of_failure:
+            self._told_of_failure = True
             logger.warning("the registry fails, and is tried again every %g s: %s", LONGEST_PAUSE, error)
         self._pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * self._pause))
         self._paused_until = self._clock() + self._pause * random.uniform(0.75, 1.0)

@@ -52,7 +52,8 @@ class RegistryWatch:
         on_registered: Callable[[str, list[Registered]], None],
     ) -> None:
         """`on_registered` is told who is in a deployment of ours, by its fingerprint, at each look."""
-        self.state: Literal["ok", "degraded"] = "degraded"
+        self.state: Literal["ok", "degraded"] = "degraded"  # until the first answer
+        self.silent = False  # it has failed, and not answered since; which was told
         self.hashers: dict[str, PromptHasher] = {}  # by the fingerprints of our deployments
         self._directory = directory
         self._identity = identity
@@ -211,11 +212,12 @@ class RegistryWatch:
     def _succeeded(self) -> None:
         self._failures = 0
         if self.state != "ok":
-            self.state = "ok"
+            self.state, self.silent = "ok", False
             log.info("the registry answers")
 
     def _failed(self, error: Exception) -> None:
         self._failures += 1
-        if self.state == "ok" and self._failures >= FAILURES_UNTIL_SILENT:
-            self.state = "degraded"
-            log.warning("the registry is silent, requests go to the least loaded replica: %s", error)
+        if self.silent or (self.state == "ok" and self._failures < FAILURES_UNTIL_SILENT):
+            return
+        self.state, self.silent = "degraded", True
+        log.warning("the registry is silent, requests go to the least loaded known replica: %s", error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from quire.service.config import ServiceConfig
-from quire.service.errors import not_ready
+from quire.service.errors import ApiError, not_ready
 from quire.service.http.cancellation import Interruptible, Stoppable
 from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
@@ -69,7 +69,12 @@ class RouterState:
         """Raises ApiError 503 unless requests would be answered."""
         self.check_open()
         if not any(replica.usable for replica in self.replicas):
-            raise not_ready("no replica is ready", 2)
+            raise self._nobody()
+
+    def _nobody(self) -> ApiError:
+        """Return why a request has nowhere to go."""
+        silent = self.watch is not None and self.watch.silent
+        return not_ready("no replica is ready" + ", and the registry does not answer" * silent, 2)
 
     async def everybody(self) -> Iterable[Replica]:
         """Those who may have what only one of them has."""
@@ -100,7 +105,7 @@ class RouterState:
         left = left or [replica for replica in down if replica not in tried] or usable or down
         left = left or list(self.replicas)  # all drain, or the registry lies
         if not left:
-            raise not_ready("no replica is ready", 2)
+            raise self._nobody()
         return self.choose(left, location)
 
     def choose(self, replicas: Sequence[Replica], location: Location) -> Placement:

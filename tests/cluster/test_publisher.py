@@ -25,7 +25,7 @@ from quire.engine.registry.publisher import Publisher
 from quire.engine.registry.redis import LOOKUP, Answer, Keys, Registry
 from quire.engine.registry.window_ends import behind_window
 from quire.engine.sequences.sequence import SequenceGroup
-from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, honest
+from quire.loadtest.servers.fault_proxy import FAULTS, Fault, FaultProxy, gone, honest
 from quire.loadtest.servers.redis_server import RedisServer
 from tests.engine.simulation import make_core, random_request
 
@@ -333,6 +333,26 @@ def test_whatever_redis_says_it_is_told_all_once_it_is_itself_again(
             replica.tick()
             proxy.fault = honest
         replica.settle()
+    finally:
+        proxy.close()
+
+
+def test_each_outage_is_told_once_and_one_at_the_start_too(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = FaultProxy(server.port)
+    try:
+        replica = Replica(server, url=proxy.url)
+        for _ in range(2):
+            proxy.fault = gone
+            for _ in range(3):
+                replica.tick()
+            assert replica.publisher.state == "degraded"
+            (told,) = (each.message for each in caplog.records if each.levelname == "WARNING")
+            assert told.startswith("the registry fails, and is tried again every 2 s: ")
+            proxy.fault = honest
+            replica.settle()
+            caplog.clear()
     finally:
         proxy.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -17,10 +18,13 @@ from quire.engine.config import RegistryConfig
 from quire.engine.registry.deployment import Deployment, pinned_digest, seed_digest
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import Load, Registry
-from quire.loadtest.servers.fault_proxy import FaultProxy
+from quire.loadtest.servers.fault_proxy import FaultProxy, gone, honest
 from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.config import ServiceConfig
+from quire.service.errors import ApiError
 from quire.service.router.directory import TIMEOUT, Directory, Registered
 from quire.service.router.registry_watch import Identity, RegistryWatch
+from quire.service.router.state import RouterState
 
 SEED = 7
 OURS = Deployment(
@@ -178,6 +182,31 @@ async def test_a_silent_registry_is_not_waited_for_until_it_answers_again(server
         finally:
             server.resume()
         await watched.until(lambda: watched.watch.state == "ok")
+
+
+async def test_a_registry_that_never_answered_is_told_once_and_to_whom_has_nowhere_to_go(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy = FaultProxy(server.port)
+    proxy.fault = gone
+    state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
+    state.fleet = []  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, "quire.router"), contextlib.closing(proxy):
+        async with watching(proxy) as watched:
+            state.watch = watched.watch
+            with pytest.raises(ApiError, match=r"^no replica is ready$"):  # it was not asked yet
+                state.check_ready()
+            for _ in range(4):
+                assert not await watched.watch.look(scan=True)
+            assert watched.watch.state == "degraded"
+            with pytest.raises(ApiError, match="no replica is ready, and the registry does not answer"):
+                state.check_ready()
+            (told,) = (each.message for each in caplog.records)
+            assert told.startswith("the registry is silent")
+            proxy.fault = honest
+            await watched.until(lambda: watched.watch.state == "ok")
+            with pytest.raises(ApiError, match=r"^no replica is ready$"):
+                state.check_ready()
 
 
 async def test_a_silent_registry_is_not_asked_before_a_request_goes_on(server: RedisServer) -> None:
