@@ -56,6 +56,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         return SamplingParams(**limited)
 
 
+def check_generation_config(source: str) -> None:
+    """Raise ValueError unless there is what `--generation-config` names; of `auto` a model knows."""
+    if source not in ("auto", "vllm") and not (Path(source) / FILE).is_file():
+        raise ValueError(f"--generation-config: {source} has no {FILE}; give auto, vllm or a folder that has")
+
+
 def read_sampling_defaults(source: str, model: Path) -> SamplingDefaults:
     """Return what a folder's generation_config.json says; `source` as `--generation-config` has it.
 
@@ -63,14 +69,10 @@ def read_sampling_defaults(source: str, model: Path) -> SamplingDefaults:
     """
     if source == "vllm":
         return SamplingDefaults()
-    folder = model if source == "auto" else Path(source)
-    path = folder / FILE
+    check_generation_config(source)
+    path = (model if source == "auto" else Path(source)) / FILE
     raw = read_json(path)
     if raw is None:
-        if source != "auto":
-            raise ValueError(
-                f"--generation-config: {folder} has no {FILE}; give auto, vllm or a folder that has"
-            )
         return SamplingDefaults()
     ignored = [name for name, neutral in _NEUTRAL.items() if raw.get(name) not in (None, False, *neutral)]
     if ignored:

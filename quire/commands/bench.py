@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from quire.commands.settings import engine_config
+from quire.commands.settings import check_folders, engine_config
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
 from quire.service.commands.parser import Parser
@@ -65,6 +65,7 @@ def run(arguments: Namespace) -> int:
     if arguments.runs < 1:
         raise UsageError(f"--runs must be at least 1, got {arguments.runs}")
     config = engine_config(arguments)
+    check_folders(config)
     core, info = start_engine(config, PhaseBars().show)
     workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
     engine = OfflineEngine(core, Tokenizer.from_folder(resolve_model(arguments.model)))

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.commands.settings import load_llm, model_name, sampling_settings
 from quire.engine.config import EngineConfig
 from quire.service.commands.engine_flags import add_batch_flags, add_cache_flags, add_model_flags
-from quire.service.commands.flags import add_chat_template, add_sampling_flags, first_line, flag
+from quire.service.commands.flags import (
+    add_chat_template,
+    add_sampling_flags,
+    first_line,
+    flag,
+    is_address,
+    server_url,
+)
 from quire.service.commands.parser import Parser
 from quire.service.commands.usage_error import UsageError, of_flags
 from quire.service.demo import MODEL_FOLDER
@@ -59,11 +67,15 @@ def run(arguments: Namespace) -> int:
 def _speaker(arguments: Namespace) -> Speaker:
     from quire.chat.speakers import EngineSpeaker, ServerSpeaker
 
+    if is_address(arguments.model) and not Path(arguments.model).exists():
+        raise UsageError(f"{arguments.model} is no folder and no URL: did you mean http://{arguments.model}?")
     if _URL.match(arguments.model):
         for name in (*EngineConfig.__struct_fields__, "chat_template"):
             if name != "model" and name in arguments.given:
                 told = name.replace("_", "-")
                 raise UsageError(f"--{told} is of a model in this process, and {arguments.model} is a server")
+        with of_flags():
+            server_url(arguments.model)
         return ServerSpeaker(arguments.model, arguments.api_key, arguments.model_name)
     for name in ("api_key", "model_name"):
         if name in arguments.given:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 
-from quire.commands.settings import engine_config
-from quire.engine.models.hub import check_model
+from quire.commands.settings import check_folders, engine_config
 from quire.engine.urls import check_redis_url
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
@@ -42,19 +41,20 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Look around, start an engine as a server would, and tell what it has; or print a plan."""
+    config = engine_config(arguments)
     if arguments.plan:
         from quire.kernel_plan import print_plan
 
-        print_plan(engine_config(arguments), arguments.gpu)
+        check_folders(config)
+        print_plan(config, arguments.gpu)
         return 0
     if arguments.gpu is not None:
         raise UsageError("--gpu goes with --plan: without it, what is here is measured")
-    config = engine_config(arguments)
     with of_flags():
         check_host_and_port(arguments.host, arguments.port)
         if arguments.redis_url is not None:
             check_redis_url(arguments.redis_url)
-        check_model(config.model)
+    check_folders(config)
     from quire.doctor import doctor
     from quire.machine import look, usable_device
 

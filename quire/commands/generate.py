@@ -9,7 +9,7 @@ from quire.commands.settings import load_llm, sampling_settings
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import add_chat_template, add_sampling_flags, flag
 from quire.service.commands.parser import Parser
-from quire.service.commands.usage_error import UsageError
+from quire.service.commands.usage_error import UsageError, of_flags
 
 DEFAULT_MAX_TOKENS = 16  # as LLM and /v1/completions have it; a chat's answer has what fits
 
@@ -36,6 +36,8 @@ def run(arguments: Namespace) -> int:
 
     if arguments.max_tokens is not None and arguments.max_tokens < 1:
         raise UsageError(f"--max-tokens must be at least 1, got {arguments.max_tokens}")
+    with of_flags():
+        SamplingParams(**sampling_settings(arguments))
     if arguments.chat_template is not None and not arguments.chat:
         raise UsageError("--chat-template is of chats: give --chat too")
     text = arguments.prompt if arguments.prompt is not None else _read_prompt()

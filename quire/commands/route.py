@@ -79,7 +79,9 @@ def run(arguments: Namespace) -> int:
         )
         check_model(router.model)
     from quire.service.commands.address import check_address
-    from quire.service.router.server import route
+    from quire.service.router.server import RouterServer
 
     check_address(service.host, service.port)
-    return route(service, router)
+    with of_flags():  # such as a file of keys
+        server = RouterServer(service, router)
+    return server.serve_until_stopped()

@@ -10,6 +10,7 @@ import msgspec
 
 from quire.commands.settings import (
     chat_template,
+    check_folders,
     engine_config,
     kv_events_config,
     model_name,
@@ -17,7 +18,6 @@ from quire.commands.settings import (
     service_settings,
 )
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
-from quire.engine.models.hub import check_model
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.parser import Parser
 from quire.service.commands.service_flags import add_service_flags
@@ -65,7 +65,7 @@ def read_settings(arguments: Namespace) -> Settings:
     if kv_events is not None and not config.enable_prefix_caching:
         raise ValueError("--kv-events-config tells of the prefix cache: leave out --no-enable-prefix-caching")
     template = chat_template(arguments)
-    check_model(config.model)
+    check_folders(config)
     pinned = read_pinned_prefixes(map(Path, arguments.pin_prefix))
     return Settings(service, config, registry, pinned, kv_events, template)
 
@@ -80,4 +80,6 @@ def run(arguments: Namespace) -> int:
     from quire.service.commands.serve import make_server
 
     check_address(settings.service.host, settings.service.port)
-    return make_server(*settings).serve_until_stopped()
+    with of_flags():  # such as a file of keys
+        server = make_server(*settings)
+    return server.serve_until_stopped()

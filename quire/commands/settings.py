@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
+from quire.engine.models.generation_config import check_generation_config
+from quire.engine.models.hub import check_model
 from quire.service.commands.parser import lines_of
 from quire.service.commands.usage_error import of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
@@ -37,6 +39,13 @@ def engine_config(arguments: Namespace) -> EngineConfig:
     return msgspec.convert({"model": arguments.model, **engine_settings(arguments)}, EngineConfig)
 
 
+@of_flags()
+def check_folders(config: EngineConfig) -> None:
+    """Raises UsageError for a model or a --generation-config that cannot be there."""
+    check_model(config.model)
+    check_generation_config(config.generation_config)
+
+
 def load_llm(arguments: Namespace) -> LLM:
     """Return the model of a command in this process, with bars that show how it starts.
 
@@ -45,7 +54,7 @@ def load_llm(arguments: Namespace) -> LLM:
     from quire.llm import LLM
     from quire.service.commands.progress import PhaseBars
 
-    engine_config(arguments)  # before anything starts
+    check_folders(engine_config(arguments))  # before anything starts
     template, settings = arguments.chat_template, engine_settings(arguments)
     return LLM(arguments.model, chat_template=template, on_progress=PhaseBars().show, **settings)
 

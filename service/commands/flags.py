@@ -5,12 +5,15 @@ Here are those that several commands have; an engine's are in `engine_flags`, a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
+from quire.engine.urls import check_http_url
 from quire.service.commands.parser import Action, Flag, FlagGroup, Parser, metavar_of
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.named_templates import template_names
 
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/[\w./-]*)?")
 _FOLDERS = "as --generation-config or the server has it, else {}"
 
 
@@ -72,7 +75,14 @@ def add_chat_template(group: FlagGroup) -> None:
 def add_client_flags(parser: Parser) -> None:
     """Add where a server is that is asked something, and as whom."""
     group = parser.group("Server")
-    flag(group, "--url", default="http://127.0.0.1:8000", help="The server's, or a router's.")
+    flag(
+        group,
+        "--url",
+        type=server_url,
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        help="The server's, or a router's.",
+    )
     flag(
         group,
         "--api-key",
@@ -81,6 +91,21 @@ def add_client_flags(parser: Parser) -> None:
         shown="none",
         help="A key that the server knows; whoever may list processes sees it, so rather set QUIRE_API_KEY.",
     )
+
+
+def server_url(text: str) -> str:
+    """Return the URL of a server. Raises ValueError that says what one is like."""
+    try:
+        check_http_url("a server's URL", text)
+    except ValueError as error:
+        hint = f"; did you mean http://{text}?" if is_address(text) else ""
+        raise ValueError(f"{error}{hint}") from None
+    return text
+
+
+def is_address(text: str) -> bool:
+    """Return whether it is the URL of a server but for its http://."""
+    return _ADDRESS.fullmatch(text) is not None
 
 
 def first_line(text: str) -> str | None:

@@ -23,11 +23,6 @@ from quire.service.router.state import RouterState
 log = logging.getLogger("quire.router")
 
 
-def route(config: ServiceConfig, router: RouterConfig) -> int:
-    """Routes until a signal. Returns the exit code, 0; raises ServerFailed."""
-    return RouterServer(config, router).serve_until_stopped()
-
-
 def session_of(router: RouterConfig) -> aiohttp.ClientSession:
     """Return connections to replicas; where a registry is believed only to those that are allowed."""
     allowed = AllowedReplicas(router.allow_replicas)

@@ -175,6 +175,44 @@ def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("generate --prompt a --temperature -1", r"temperature must be .* got -1\.0"),
+        ("generate --prompt a --top-p 2", r"top_p must be .* got 2\.0"),
+        ("why ID --url nope", r"--url: a server's URL must be http://host\[:port\] or .*, got 'nope'"),
+        ("top --url 127.0.0.1:8000", r".*, got '127\.0\.0\.1:8000'; did you mean http://127\.0\.0\.1:8000\?"),
+        (
+            "chat localhost:8321",
+            r"localhost:8321 is no folder and no URL: did you mean http://localhost:8321\?",
+        ),
+        ("chat http://", r"a server's URL must be http://host\[:port\] .*, got 'http://'"),
+        ("serve --api-key-file nofile", r"--api-key-file nofile cannot be read: .*"),
+        ("route --replica http://r:80 --api-key-file nofile", r"--api-key-file nofile cannot be read: .*"),
+        (
+            "serve --generation-config nofolder",
+            r"--generation-config: nofolder has no .*; give auto, vllm .*",
+        ),
+        ("generate /nowhere --prompt a", r"/nowhere is no folder, and no Hub id .*"),
+        ("bench /nowhere", r"/nowhere is no folder, and no Hub id .*"),
+        ("doctor /nowhere", r"/nowhere is no folder, and no Hub id .*"),
+        ("doctor /nowhere --plan", r"/nowhere is no folder, and no Hub id .*"),
+    ],
+)
+def test_a_value_that_cannot_be_ends_a_command_before_anything_starts(
+    words: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for begins in (
+        "quire.service.http.lifecycle.OrderlyServer.serve_until_stopped",
+        "quire.engine.startup.start_engine",
+        "quire.llm.LLM",
+        "urllib.request.urlopen",
+    ):
+        monkeypatch.setattr(begins, lambda *_, **__: pytest.fail("it starts"))
+    command = words.split(maxsplit=1)[0]
+    assert re.fullmatch(f"quire {command}: {told}", usage_error(words.split(), capsys))
+
+
+@pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--port", "70000"], "--port must be between 0 and 65535, got 70000"),

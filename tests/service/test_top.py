@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from rich.console import Console
 
 from quire.engine.inspection.messages import ACTIVE, PoolAnswer, PoolQuestion, Table
@@ -97,10 +96,7 @@ def test_q_quits(live: Live) -> None:
     os.close(ours)
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [(("--api-key", "wrong"), "answers 401"), (("--url", "localhost"), "--url must be like")],
-)
-def test_what_is_refused_is_said(live: Live, flags: tuple[str, ...], said: str) -> None:
-    done = subprocess.run(command(live, *flags), capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and said in done.stderr
+def test_what_is_refused_is_said(live: Live) -> None:
+    words = command(live, "--api-key", "wrong")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "answers 401" in done.stderr
