@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quire.loadtest.client import commands
 from quire.loadtest.client.lengths import parse_shape
+from quire.loadtest.command import told_of
 from quire.loadtest.evaluation.commands import add_figure_flags
 from quire.loadtest.simulator.commands import add_record_flags, add_simulate_flags
 from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return int(arguments.call(arguments))
     except (ValueError, OSError) as error:
-        print(f"python -m quire.loadtest {arguments.command}: {error}", file=sys.stderr)
+        print(f"python -m quire.loadtest {arguments.command}: {told_of(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.engine.models.hub import check_model
 from quire.loadtest.provenance import Provenance, module_name
 
 if TYPE_CHECKING:
@@ -32,6 +33,21 @@ def parse_for_cuda(parser: argparse.ArgumentParser) -> argparse.Namespace:
     if not torch.cuda.is_available():
         parser.error("no CUDA device was found; run this on a machine with one")
     return arguments
+
+
+def told_of(error: Exception) -> str:
+    """Return what an error says: of a file first its name, and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; give the path of another one"
+    return str(error)
+
+
+def check_model_argument(parser: argparse.ArgumentParser, model: str) -> None:
+    """Exit with a usage error for what `quire serve` would not take as its MODEL."""
+    try:
+        check_model(model)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def write_json(path: Path | None, device: str, figures: Mapping[str, object]) -> None:

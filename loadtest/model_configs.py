@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from quire.loadtest.command import command_parser
+from quire.loadtest.command import command_parser, told_of
 
 
 def sizes(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, int]:
@@ -97,7 +97,10 @@ def _byte_tokenizer(vocab_size: int) -> Tokenizer:
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("folder", type=Path, help=f"where to write {', '.join(CONFIGS)}")
-    write_model_folders(parser.parse_args().folder)
+    try:
+        write_model_folders(parser.parse_args().folder)
+    except OSError as error:
+        parser.error(told_of(error))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from quire.loadtest.client.arrivals import arrival_times
 from quire.loadtest.client.fleet import run_sessions
 from quire.loadtest.client.sessions import due_at, from_works
 from quire.loadtest.client.target import Target
-from quire.loadtest.command import append_json, command_parser
+from quire.loadtest.command import append_json, check_model_argument, command_parser
 from quire.loadtest.provenance import Provenance, device_name
 from quire.loadtest.servers.measured_server import serving
 from quire.loadtest.workloads import WORKLOADS
@@ -145,6 +145,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
+    check_model_argument(parser, arguments.model)
     name = Path(arguments.model).resolve().name
     chosen = arguments.workload.split(",")
     if unknown := set(chosen) - set(names):

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from quire.loadtest.command import append_json, command_parser
+from quire.loadtest.command import append_json, check_model_argument, command_parser
 from quire.loadtest.provenance import Provenance
 from quire.loadtest.servers.measured_server import serving
 
@@ -152,6 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
+    check_model_argument(parser, arguments.model)
     starts: dict[str, list[StartupTime]] = {"cold": [], "warm": []}
     for _ in range(arguments.runs):
         with tempfile.TemporaryDirectory() as cache:

@@ -54,8 +54,9 @@ def resolve_model(
             tqdm_class=_progress_bar(on_progress) if on_progress else None,
         )
     except Exception as error:  # the client raises its own, httpx's and the operating system's kinds
+        told = " ".join(str(error).split()).rstrip(".")  # some are of several lines
         raise ValueError(
-            f"{name_or_path} is no folder here, and could not be downloaded from the Hub: {error}. Give a "
+            f"{name_or_path} is no folder here, and could not be downloaded from the Hub: {told}. Give a "
             f"folder that save_pretrained wrote, or check name, network and (for a gated model) HF_TOKEN."
         ) from error
     return Path(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Choice = TypeVar("Choice")
+_MEND = "mend it, or download it again"
 
 
 class Fields:
@@ -75,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+        raise ValueError(f"{path} cannot be read as JSON: {error}; {_MEND}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object")
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}; {_MEND}")
     return value

@@ -17,6 +17,15 @@ def has_tokenizer(folder: Path) -> bool:
     return (folder / FILE).is_file() or any(next(folder.glob(each), None) for each in _OTHERS)
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raise ValueError unless the folder has files of a tokenizer."""
+    if not has_tokenizer(folder):
+        raise ValueError(
+            f"{folder} has no tokenizer, neither {FILE} nor {', '.join(_OTHERS)}: save the model's own "
+            "beside its weights (tokenizer.save_pretrained)"
+        )
+
+
 def tokenizer_json(folder: Path) -> str:
     """Return the text. Raises ValueError that says what is missing."""
     if (folder / FILE).is_file():
@@ -26,11 +35,7 @@ def tokenizer_json(folder: Path) -> str:
 
         backend: Any = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
     except Exception as error:
-        if not has_tokenizer(folder):
-            raise ValueError(
-                f"{folder} has no tokenizer, neither {FILE} nor {', '.join(_OTHERS)}: save the model's own "
-                "beside its weights (tokenizer.save_pretrained)"
-            ) from None
+        check_tokenizer(folder)
         raise ValueError(
             f"{folder} has no {FILE}, and transformers could not make one: {error}. "
             "Save the model with its fast tokenizer (tokenizer.save_pretrained)."

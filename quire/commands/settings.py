@@ -14,6 +14,7 @@ import msgspec
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.models.generation_config import check_generation_config
 from quire.engine.models.hub import check_model
+from quire.engine.models.tokenizer_json import check_tokenizer
 from quire.service.commands.parser import lines_of
 from quire.service.commands.usage_error import of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
@@ -41,8 +42,11 @@ def engine_config(arguments: Namespace) -> EngineConfig:
 
 @of_flags()
 def check_folders(config: EngineConfig) -> None:
-    """Raises UsageError for a model or a --generation-config that cannot be there."""
+    """Raises UsageError for a model without its configuration or tokenizer, or a --generation-config."""
     check_model(config.model)
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        check_tokenizer(folder)
     check_generation_config(config.generation_config)
 
 
@@ -97,6 +101,8 @@ def kv_events_config(arguments: Namespace) -> KVEventsConfig | None:
     try:
         config = msgspec.json.decode(arguments.kv_events_config, type=KVEventsConfig)
     except msgspec.DecodeError as error:
+        if isinstance(error.__cause__, ValueError):  # what a key may be, which names the flag
+            raise error.__cause__ from None
         raise ValueError(f"--kv-events-config must be JSON with vLLM's keys: {error}") from error
     return config if config.enabled else None
 

@@ -105,6 +105,12 @@ def _only_one(text: str) -> int:
     return 1
 
 
+def _cache_dtype(text: str) -> str:
+    if text == "fp8":
+        raise ValueError("fp8_e4m3 is vLLM's fp8, got 'fp8'")
+    return text
+
+
 def _byte_count(text: str) -> int:
     """Read a number of bytes as vLLM does: 12884901888, 12G (2^30), 12g (10^9), 1.5G."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", text)
@@ -177,6 +183,7 @@ def add_cache_flags(group: FlagGroup) -> None:
     flag(
         group,
         "--kv-cache-dtype",
+        type=_cache_dtype,
         choices=get_args(KVCacheDtype),
         default="auto",
         help="Of keys and values. fp8_e4m3: 8 bits, half of bfloat16's memory; fp12_e4m7: 12 bits, three "

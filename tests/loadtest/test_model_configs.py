@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,16 @@ def test_a_folder_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for folder in folders:
         size = json.loads((folder / "config.json").read_text())["vocab_size"]
         assert size == model_configs.CONFIGS[folder.name]["vocab_size"]
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("sys.argv", ["model_configs", str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        model_configs.main()
+    assert re.search(rf"error: {tmp_path}/file/\S+: Not a directory; give ", capsys.readouterr().err)
 
 
 def test_help_makes_no_folder(

@@ -41,6 +41,13 @@ def test_an_option_is_refused_by_name(flags: str, named: str, capsys: pytest.Cap
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", ["compare nofile nofile", "report nofile --html page"])
+def test_a_file_that_is_not_there_is_named_first(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags.split()) == 1
+    told = "nofile: No such file or directory; give the path of another one"
+    assert capsys.readouterr().err.strip().endswith(f": {told}")
+
+
 @pytest.mark.parametrize(
     "flags",
     [

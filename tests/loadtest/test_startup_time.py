@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.loadtest import startup_time
+from quire.loadtest import served, startup_time
 from quire.service.demo import MODEL_FOLDER
 
 
@@ -40,6 +41,17 @@ def test_of_several_starts_the_one_in_the_middle_counts(seconds: list[float]) ->
     first = statistics.median_low(seconds)
     expected = replace(start, first_token_s=first, graphs_s=first + 1, runs=len(seconds))
     assert startup_time.middle(starts) == expected
+
+
+@pytest.mark.parametrize("command", [served, startup_time])
+def test_what_is_no_model_is_told_before_anything_starts(
+    command: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["measure", "/nowhere"])
+    monkeypatch.setattr(command, "serving", lambda *_, **__: pytest.fail("it starts"))
+    with pytest.raises(SystemExit, match=r"^2$"):
+        command.main()
+    assert "error: /nowhere is no folder, and no Hub id" in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_start_is_not_waited_for(tmp_path: Path) -> None:

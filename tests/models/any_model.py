@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.engine.models.general.attention import EVERY, Call, give
+from quire.engine.models.general.described import SEE_TYPES
 from quire.engine.models.general.host_reads import host_reads
 from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.loader import load_model
@@ -181,7 +182,7 @@ def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdi
     try:
         config = read_model(folder, "transformers")
     except ValueError as error:
-        return Verdict("refused", str(error).split(" here: ", maxsplit=1)[-1][:160])
+        return Verdict("refused", str(error).removesuffix(SEE_TYPES).split(" here: ", maxsplit=1)[-1][:160])
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
     )

@@ -167,6 +167,14 @@ def test_code_that_is_in_the_folder_is_not_run(tmp_path: Path) -> None:
         read_model(tmp_path)
 
 
+def test_a_type_that_transformers_does_not_know_is_told_in_one_line(tmp_path: Path) -> None:
+    for config in ({"model_type": "foo", "architectures": ["FooForCausalLM"]}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        told = f"model type {config.get('model_type')!r} is not known to transformers"
+        with pytest.raises(ValueError, match=rf"^\S+/config\.json: {told} 5[\d.]+; docs/models\.md .*$"):
+            read_model(tmp_path)
+
+
 def test_a_tokenizer_names_what_ends_a_text_where_the_configuration_does_not(tmp_path: Path) -> None:
     save_tiny("mpt", tmp_path)
     assert read_model(tmp_path).eos_token_ids == ()

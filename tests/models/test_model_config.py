@@ -204,7 +204,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_native(tmp_path)
     for text in ("{", "[]"):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=r"config\.json (cannot be read|must hold)"):
+        with pytest.raises(ValueError, match=r"config\.json (cannot be read|must hold) .*; mend it, or"):
             read_native(tmp_path)
 
 

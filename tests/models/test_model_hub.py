@@ -52,10 +52,10 @@ def test_a_hub_id_is_downloaded_with_progress(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_failed_download_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def download(*args: Any, **kwargs: Any) -> str:
-        raise ConnectionError("no route to host")
+        raise ConnectionError("no route to host\nPlease try again.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ValueError, match=r"owner/name is no folder here.*no route to host.*save_pretrained"):
+    with pytest.raises(ValueError, match=r"name is no folder here.*no route to host Please try again\. Give"):
         resolve_model("owner/name")
 
 

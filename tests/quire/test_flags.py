@@ -170,6 +170,9 @@ def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
     assert told.startswith("quire serve: --host 192.0.2.1 is no address of this machine")
     told = last_line(capsys, "serve", str(tmp_path))
     assert told == f"quire serve: {tmp_path} has no config.json; give a folder that save_pretrained wrote"
+    (tmp_path / "config.json").write_text("{}")
+    told = last_line(capsys, "serve", str(tmp_path))
+    assert told.startswith(f"quire serve: {tmp_path} has no tokenizer, neither tokenizer.json nor ")
     told = last_line(capsys, "route", "./nowhere", "--replica", "http://127.0.0.1:1")
     assert told.startswith("quire route: ./nowhere is no folder, and no Hub id (owner/name) either; give ")
 

@@ -55,7 +55,10 @@ def test_what_is_of_the_registry_needs_one(
     ("flags", "message"),
     [
         (["--kv-events-config", "on"], "--kv-events-config must be JSON"),
-        (["--kv-events-config", '{"endpoint": "here"}'], "endpoint must begin with tcp://"),
+        (
+            ["--kv-events-config", '{"endpoint": "here"}'],
+            "quire serve: --kv-events-config: endpoint must begin with tcp://",
+        ),
         (
             ["--no-enable-prefix-caching", "--kv-events-config", '{"enable_kv_cache_events": true}'],
             "leave out --no-enable-prefix-caching",
@@ -91,6 +94,8 @@ def test_a_cache_that_there_is_not_is_refused_with_those_that_there_are(
     by_flag, by_variable = (
         line for line in capsys.readouterr().err.splitlines() if line.startswith("quire ")
     )
+    monkeypatch.setenv("QUIRE_KV_CACHE_DTYPE", "fp8")
+    assert "QUIRE_KV_CACHE_DTYPE: fp8_e4m3 is vLLM's fp8, got 'fp8'" in usage_error(GENERATE, capsys)
     for told, name in ((by_flag, "--kv-cache-dtype"), (by_variable, "QUIRE_KV_CACHE_DTYPE must be one of")):
         assert name in told and all(each in told for each in get_args(KVCacheDtype))
 

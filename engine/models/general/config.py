@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
 from quire.engine.models.float8 import MXFP4, Quantised, method_of, read_float8
 from quire.engine.models.general.attention import Call, Recorder
-from quire.engine.models.general.described import read_described
+from quire.engine.models.general.described import SEE_TYPES, read_described
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
@@ -197,4 +197,5 @@ def _intermediate_size(config: Any) -> int:
 
 
 def _refused(where: str, kind: str, reason: str) -> ValueError:
-    return ValueError(f"{where}: a model of type {kind!r} cannot run by transformers' code here: {reason}")
+    told = f"a model of type {kind!r} cannot run by transformers' code here: {reason}"
+    return ValueError(f"{where}: {told}{SEE_TYPES}")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedConfig
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from quire.engine.models.json_fields import read_json
+
+SEE_TYPES = "; docs/models.md tells which types run"
 
 
 def read_described(folder: Path) -> PreTrainedConfig:
@@ -21,6 +24,9 @@ def read_described(folder: Path) -> PreTrainedConfig:
                 f"{where}: transformers has no model of type {raw.get('model_type')!r}, and the code that "
                 "auto_map names is not run: no code of a model's folder is"
             ) from error
+        if (kind := raw.get("model_type")) not in CONFIG_MAPPING:
+            told = f"model type {kind!r} is not known to transformers {transformers.__version__}"
+            raise ValueError(f"{where}: {told}{SEE_TYPES}") from error
         raise ValueError(f"{where}: transformers cannot read it: {' '.join(str(error).split())}") from error
     for part in (whole, whole.get_text_config(decoder=True)):
         part.output_attentions = False  # no kernel has them, nor does a server give them
