@@ -30,12 +30,12 @@ def tokenizer_json(folder: Path) -> str:
     """Return the text. Raises ValueError that says what is missing."""
     if (folder / FILE).is_file():
         return (folder / FILE).read_text(encoding="utf-8")
+    check_tokenizer(folder)  # of nothing transformers makes an empty one for many types
     try:
         from transformers import AutoTokenizer  # slow to import
 
         backend: Any = getattr(AutoTokenizer.from_pretrained(str(folder)), "backend_tokenizer", None)
     except Exception as error:
-        check_tokenizer(folder)
         raise ValueError(
             f"{folder} has no {FILE}, and transformers could not make one: {error}. "
             "Save the model with its fast tokenizer (tokenizer.save_pretrained)."

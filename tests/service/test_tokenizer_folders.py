@@ -133,8 +133,9 @@ def test_a_folder_of_tiktoken_ranks(tmp_path: Path, name: str) -> None:
     assert tokenizer.encode("<|begin|>", add_special_tokens=False) == [len(ranks)]
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])  # of the latter transformers makes an empty one
+def test_a_folder_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(
         ValueError, match=r"has no tokenizer, neither tokenizer\.json nor \*\.model, .*: save the"
     ):
