@@ -17,6 +17,7 @@ PACKAGES = ("engine", "kernels", "service", "loadtest")
 
 # Of quire.service, the lowest first. What stands in one line knows nothing of its neighbours.
 LAYERS = (
+    ("json_objects",),
     ("errors", "shares", "keys", "origins", "inert", "json_fields", "engine_client", "demo"),
     ("config", "watchdog"),
     ("explain", "metrics", "text", "inspector"),
