@@ -80,7 +80,12 @@ def write_model_folder(folder: Path, config: dict[str, Any]) -> None:
     """Write the folder of one config, which gives what COMMON does not."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**COMMON, **config}, indent=1))
-    _byte_tokenizer(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder, config["vocab_size"])
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level tokenizer, padded to the vocabulary."""
+    _byte_tokenizer(vocab_size).save(str(folder / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(special))
 

@@ -27,12 +27,12 @@ _PATH = re.compile(r"`\$\.?([^`]*)`$")
 _ENTRY = re.compile(r" - at `(?:\$\.(\w+)\[\.\.\.\]`|key` in `\$\.(\w+)`)$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
 
-
-# an escape: of half a surrogate pair that its other half follows, of half a pair, or another one
-_ESCAPES = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
-)
+# How msgspec tells of half a surrogate pair, behind which it stands; near the end the other half lacks bytes.
+_HALF = re.compile(r"utf-16 surrogate pair \(byte (\d+)\)$")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_TRUNCATED = "Input data was truncated"
+_FIRST_HALF = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}).{,5}\Z", re.DOTALL)
+_MOST_ESCAPED = 64  # bytes at the end, in which such a half is looked for
 
 
 class JsonResponse(Response):
@@ -98,13 +98,18 @@ def read(data: bytes | str, decoder: msgspec.json.Decoder[T], *, ignore_unknown:
 
 
 def _why(error: Exception, data: bytes | str) -> str:
-    """Half a surrogate pair is no character, which msgspec calls truncated data where it is near the end."""
+    """Return what is wrong: half a surrogate pair is no character, which msgspec may call truncated data."""
+    told = str(error)
     raw = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-    halves = (match[1] for match in _ESCAPES.finditer(raw) if match[1] is not None)
-    half = None if isinstance(error, RecursionError) else next(halves, None)
+    half = None
+    if found := _HALF.search(told):
+        before = raw[: int(found[1])]
+        half = before[-6:] if _SURROGATE.fullmatch(before[-6:]) else before[-12:-6]
+    elif told == _TRUNCATED and (cut := _FIRST_HALF.search(raw[-_MOST_ESCAPED:])):
+        half = cut[1]
     if half is None:
-        return str(error)
-    return f"\\{half.decode()} is half of a surrogate pair: write both halves, or the character itself"
+        return told
+    return f"{half.decode()} is half of a surrogate pair: write both halves, or the character itself"
 
 
 def _bad_field(error: msgspec.ValidationError, kind: Any, body: Any) -> ApiError:

@@ -39,11 +39,12 @@ class Own(NamedTuple, Generic[T]):
 
 
 class _Place(NamedTuple):
-    """What may stand somewhere: objects of these types, or a list of at least so many such items."""
+    """What may stand somewhere: objects of these types, or a list of such items, so many of them."""
 
     structs: tuple[inspect.StructType, ...]
     items: _Place | None
     least: int
+    most: int | None = None
     own: Own[Any] | None = None
 
 
@@ -82,6 +83,8 @@ def structs_in(kind: type) -> Iterator[type]:
 def _tidied(value: Any, place: _Place, path: str, ignored: dict[str, None], ignore_unknown: bool) -> Any:
     if isinstance(value, list) and place.items is not None:
         items = place.items
+        if place.most is not None and len(value) > place.most:  # all streams would wait for these
+            raise bad_value(path, f"{path}: Expected `array` of length <= {place.most}")
         return [
             _tidied(item, items, f"{path}[{at}]", ignored, ignore_unknown) for at, item in enumerate(value)
         ]
@@ -137,15 +140,15 @@ def _place(kind: inspect.Type) -> _Place:
     if own is not None:
         return _place_of(own.kind)._replace(own=own)
     structs: list[inspect.StructType] = []
-    items, least = None, 0
+    items, least, most = None, 0, None
     for member in members(kind):
         if isinstance(member, inspect.StructType):
             structs.append(member)
         elif isinstance(member, inspect.ListType):
-            items, least = _place(member.item_type), member.min_length or 0
+            items, least, most = _place(member.item_type), member.min_length or 0, member.max_length
     if items is not None and not items.structs and items.items is None:
         items = None  # plain values, of which there may be many
-    return _Place(tuple(structs), items, least)
+    return _Place(tuple(structs), items, least, most)
 
 
 @cache

@@ -227,6 +227,19 @@ async def test_half_a_surrogate_pair_is_named(service: Service, escape: str) -> 
     assert f"\\{half} is half of a surrogate pair" in message
 
 
+async def test_an_escaped_backslash_begins_no_surrogate(service: Service) -> None:
+    for text in (b"\\\\ud800", b"\\ud83d\\ude00", b"a"):
+        message = (await post(service.app, "/v1/completions", b'{"prompt": "' + text)).error["message"]
+        assert message == "this is not valid JSON: Input data was truncated"
+
+
+async def test_of_too_many_messages_none_is_looked_at(service: Service) -> None:
+    messages = [{"role": "user", "content": "a", "unknown": 1}] * 5000
+    reply = await post(service.app, "/v1/chat/completions", {"messages": messages})
+    assert reply.error["message"] == "messages: Expected `array` of length <= 4096"
+    assert (reply.error["param"], reply.error["code"]) == ("messages", "invalid_value")
+
+
 async def test_a_base_url_with_too_little_or_too_much_is_told(service: Service) -> None:
     for path, expected in (
         (

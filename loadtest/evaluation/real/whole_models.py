@@ -33,6 +33,7 @@ from quire.loadtest.evaluation.simple_engine import (
     ragged,
     two_passes,
 )
+from quire.loadtest.model_configs import write_tokenizer
 
 QWEN25_05B = {
     "vocab_size": 151936,
@@ -154,6 +155,7 @@ def measure_all(
         yield measure(way, engine.generate, work, prompts, expected, device)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
+        write_tokenizer(Path(folder), model.config.vocab_size)
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         llm, generate = quires(Path(folder), work, "cuda" if device.type == "cuda" else "cpu")
         with llm:
