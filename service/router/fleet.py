@@ -37,9 +37,10 @@ class Fleet:
         return iter(self._replicas.values())
 
     def resolved(self, urls: Sequence[str]) -> None:
-        """These are behind the name now. What runs elsewhere may end there."""
-        for url in self._replicas.keys() - urls:
-            log.info("replica %s is gone", self._replicas.pop(url).name)
+        """These are behind the name now. What runs elsewhere may end there, unless that falls silent."""
+        for replica in self:
+            replica.leaving = replica.url not in urls
+        self._forget()
         for url in urls:
             if url not in self._replicas:
                 replica = self._replicas[url] = Replica(url, up=False)
@@ -113,11 +114,12 @@ class Fleet:
             replica.draining = False
 
     def _forget(self) -> None:
-        """Drop what came from the registry and is neither ready nor registered any more."""
-        if not self._are_registered:
-            return
+        """Drop who has nothing of ours and is behind the name no more, or neither ready nor registered."""
         for replica in list(self):
-            silent = time.monotonic() - replica.registered_at > self._config.forget_seconds
-            if silent and not replica.up and not replica.in_flight:
+            if not replica.in_flight and (replica.leaving or self._is_deserted(replica)):
                 del self._replicas[replica.url]
                 log.info("replica %s is gone", replica.name)
+
+    def _is_deserted(self, replica: Replica) -> bool:
+        silent = time.monotonic() - replica.registered_at > self._config.forget_seconds
+        return self._are_registered and silent and not replica.up

@@ -28,7 +28,8 @@ class Replica:
         self.url = url
         self.name = urlsplit(url).netloc
         self.up = up
-        self.draining = False
+        self.draining = False  # says the registry, which may lie: who does drain is not ready either
+        self.leaving = False  # it is not behind the name any more, and has what it was sent before
         self.fingerprint: str | None = None  # of the deployment that it is registered in
         self.registered_at = float("-inf")
         self.in_flight = 0  # requests that this router has with it
@@ -46,11 +47,11 @@ class Replica:
 
     @property
     def usable(self) -> bool:
-        return self.up and not self.draining
+        return self.up and not self.draining and not self.leaving
 
     @property
     def condition(self) -> Literal["ready", "draining", "down"]:
-        return "draining" if self.draining else "ready" if self.up else "down"
+        return "draining" if self.draining or self.leaving else "ready" if self.up else "down"
 
     @property
     def load(self) -> int:
@@ -66,12 +67,12 @@ class Replica:
     def report(self, load: Load, epoch: str, seq: int, now: float) -> None:
         """Take in what the registry says of it; `seq` differs between the publications of an epoch."""
         self.registered_at = now
-        self.draining = load.draining
         before = self._report
-        if before == (epoch, seq):
+        if before == (epoch, seq):  # it may have answered since that it is ready
             return
         if before is not None and before[0] != epoch:  # another process, whose cache began empty
             self.sent_prefixes = SentPrefixes()
+        self.draining = load.draining
         self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
     def lost(self, reason: BaseException | str) -> None:

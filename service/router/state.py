@@ -68,8 +68,12 @@ class RouterState:
     def check_ready(self) -> None:
         """Raises ApiError 503 unless requests would be answered."""
         self.check_open()
-        if not any(replica.usable for replica in self.replicas):
+        if not any(replica.up for replica in self._staying()):
             raise self._nobody()
+
+    def _staying(self) -> list[Replica]:
+        """Those who may be sent something new."""
+        return [replica for replica in self.replicas if not replica.leaving]
 
     def _nobody(self) -> ApiError:
         """Return why a request has nowhere to go."""
@@ -91,7 +95,8 @@ class RouterState:
 
     def has_others(self, tried: set[Replica]) -> bool:
         """Whether there is anybody else to send to what was sent to `tried` in vain."""
-        return any(replica not in tried and not replica.draining for replica in self.replicas)
+        others = [replica for replica in self._staying() if replica not in tried]
+        return any(replica.up or not replica.draining for replica in others)
 
     async def place_at(self, replica: Replica) -> Placement:
         """Where the stream is that a request is about, whatever else runs there. Raises ApiError 503."""
@@ -99,16 +104,23 @@ class RouterState:
 
     async def place(self, location: Location, tried: set[Replica]) -> Placement:
         """Where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
-        usable = [replica for replica in self.replicas if replica.usable]
-        down = [replica for replica in self.replicas if not replica.draining]  # it may be up again just now
-        left = [replica for replica in usable if replica not in tried]
-        left = left or [replica for replica in down if replica not in tried] or usable or down
-        left = left or list(self.replicas)  # all drain, or the registry lies
-        if not left:
+        ranks = {replica: _reluctance(replica, tried) for replica in self._staying()}
+        if not ranks:
             raise self._nobody()
-        return self.choose(left, location)
+        least = min(ranks.values())
+        return self.choose([replica for replica, rank in ranks.items() if rank == least], location)
 
     def choose(self, replicas: Sequence[Replica], location: Location) -> Placement:
         """The best of at least one."""
         silent = self.watch is not None and self.watch.state != "ok"
         return choose(replicas, location, time.monotonic(), self._rng, silent=silent)
+
+
+def _reluctance(replica: Replica, tried: set[Replica]) -> tuple[bool, ...]:
+    """Order whom to send something to; the least is the best.
+
+    Who is down may be up again just now. That one drains may be a lie of the registry, but hardly where it
+    is down, too.
+    """
+    down = not replica.up
+    return down and replica.draining, replica in tried, down, replica.draining

@@ -131,9 +131,36 @@ def test_what_runs_on_a_replica_that_left_the_name_goes_on(replicas: list[StubRe
             more.set()
             assert b"".join(chunks) == b"data: [DONE]\n\n"
         assert len(leaving.exchanges) == 1
+        router.wait(lambda: [replica.url for replica in router.server.state.replicas] == [staying.url])
     finally:
         more.set()
         router.end()
+
+
+class Silence:
+    """A session that nobody answers."""
+
+    def get(self, *_: object, **__: object) -> object:
+        raise TimeoutError
+
+
+@pytest.mark.anyio
+async def test_what_runs_on_a_silent_replica_that_left_the_name_is_given_up() -> None:
+    config = RouterConfig(model="tiny", replica_dns="replicas:80", probe_seconds=0)
+    fleet = Fleet(config, Silence())  # type: ignore[arg-type]
+    fleet.resolved(["http://10.0.0.1:80"])
+    (replica,) = fleet
+    replica.up = True
+    given_up = asyncio.Event()
+    with replica.request(give_up=given_up.set):
+        fleet.resolved(["http://10.0.0.2:80"])
+        assert [each.condition for each in fleet] == ["draining", "down"]
+        probing = asyncio.create_task(fleet.probe())
+        async with asyncio.timeout(30):
+            await given_up.wait()
+    fleet.resolved(["http://10.0.0.2:80"])
+    assert urls(fleet) == ["http://10.0.0.2:80"]
+    probing.cancel()
 
 
 @pytest.mark.parametrize(

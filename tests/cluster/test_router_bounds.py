@@ -13,14 +13,17 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine.registry.redis import Load
 from quire.service.config import ServiceConfig
 from quire.service.router import stream_affinity
+from quire.service.router.directory import Registered
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
 from quire.service.router.sessions import kept_alive_socket
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import StreamAffinity
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
+from tests.cluster.test_watch import OURS
 
 CHAT = "/v1/chat/completions"
 SECONDS = 30
@@ -209,7 +212,29 @@ def test_a_machine_that_vanished_is_given_up_whatever_was_on_its_way_there() -> 
 def test_somebody_is_asked_though_the_registry_says_that_all_drain() -> None:
     """It may lie; who does drain says so."""
     state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
-    replica = Replica("http://r:80", up=True)
-    replica.draining = True
-    state.fleet = [replica]  # type: ignore[assignment]
-    assert asyncio.run(state.place(NOWHERE, set())).replica is replica
+    first, second, down = replicas = [Replica(f"http://r{number}:80", up=number < 2) for number in range(3)]
+    first.draining = second.draining = True
+    state.fleet = replicas  # type: ignore[assignment]
+    state.check_ready()
+    asked: list[Replica] = []
+    while state.has_others(set(asked)):
+        asked.append(asyncio.run(state.place(NOWHERE, set(asked))).replica)
+    assert {*asked[:2]} == {first, second}
+    assert asked[2:] == [down]
+    down.draining = True
+    assert not state.has_others({first, second})
+    assert asyncio.run(state.place(NOWHERE, {first, second})).replica in (first, second)
+    state.fleet = [down]  # type: ignore[assignment]
+    assert asyncio.run(state.place(NOWHERE, set())).replica is down
+
+
+def test_a_replica_that_is_ready_does_not_drain_whatever_the_registry_says(make: Make) -> None:
+    router, replica = make(say)
+    said = [Registered(replica.url, "1", 1, "vector", OURS, Load(draining=True))]
+    fleet = router.server.state.fleet
+    assert fleet is not None
+    (known,) = fleet
+    router.call(lambda: fleet.register(OURS.fingerprint, said))
+    router.wait(lambda: known.condition == "ready")
+    router.call(lambda: fleet.register(OURS.fingerprint, said))  # it was seen before it was ready
+    assert known.condition == "ready"
