@@ -20,7 +20,7 @@ from quire.service.config import ServiceConfig
 from quire.service.errors import ApiError, ServerFailed, not_ready
 from quire.service.http.cancellation import Interruptible, Stoppable
 from quire.service.http.freed_memory import give_freed_memory_back
-from quire.service.http.protocol import bounded_protocol
+from quire.service.http.protocol import BoundedHttpProtocol, bounded_protocol
 from quire.service.http.websocket_protocol import OrderlyWebSocketProtocol
 from quire.service.keys import KeyRing
 from quire.service.metrics.loop_watch import LoopWatch
@@ -28,6 +28,7 @@ from quire.service.metrics.loop_watch import LoopWatch
 log = logging.getLogger("quire.service")
 
 POLL_SECONDS = 0.1
+PROBED_SECONDS = 2.0  # for which routers may learn that we are not ready any more: two of their probes
 LISTENERS = 16  # of each address; uvloop takes one new connection from each in a turn of the loop
 
 
@@ -183,7 +184,8 @@ class OrderlyServer(uvicorn.Server):
     async def _drain(self) -> None:
         """Running generations may end; what has not when the time is up gets its last event."""
         work = self._work
-        work.draining = True
+        work.draining = self._protocol.draining = True
+        probed, began = self._is_probed(), asyncio.get_running_loop().time()
         self._begin_drain()
         _interrupt(work.streams, not_ready("the server is shutting down"))
         seconds = self._service_config.shutdown_timeout if self.exit_code == 0 else 1.0
@@ -198,6 +200,24 @@ class OrderlyServer(uvicorn.Server):
             log.info("%s cut off", _answers(len(work.generations)))
         _interrupt(work.generations, not_ready("the server is shutting down"))
         await self._wait_for_generations(self._service_config.terminal_timeout)
+        if probed:
+            await self._wait_for_routers(began + min(PROBED_SECONDS, seconds))
+
+    def _is_probed(self) -> bool:
+        """Whether a router keeps connections here, on which it may send something until it knows better."""
+        kept = self.server_state.connections
+        return any(each.is_probed for each in kept if isinstance(each, BoundedHttpProtocol))
+
+    async def _wait_for_routers(self, until: float) -> None:
+        """A request that comes as its connection is closed could not be sent to another replica."""
+        loop = asyncio.get_running_loop()
+        left = until - loop.time()
+        if left > 0:
+            log.info("routers may learn of it for %.1f s; another Ctrl-C or SIGTERM ends now", left)
+        while self.server_state.connections and loop.time() < until:
+            if self._now.is_set():
+                return
+            await asyncio.sleep(POLL_SECONDS / 4)
 
     async def _wait_for_generations(self, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds

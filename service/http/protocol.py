@@ -45,9 +45,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """
 
     limits: ServiceConfig
+    draining = False  # each answer is the last one on its connection
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.is_probed = False  # whether somebody asks on it if the server is ready
         self._unused_bytes = 0  # that have come since the last piece of a body, or the last whole headers
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -87,6 +89,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["state"]["abort"] = self.transport.abort
         self.scope["state"]["gone"] = self._gone
         super().on_headers_complete()
+        self.is_probed = self.is_probed or self.scope.get("path") == "/ready"
+        if self.draining and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0

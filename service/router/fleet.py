@@ -19,6 +19,8 @@ log = logging.getLogger("quire.router")
 
 MAX_REPLICAS = 1024  # that come from the registry
 
+_READ_BYTES = 4096  # of a probe's answer
+
 
 class Fleet:
     """Replicas are given, or those behind a name, or come from the registry and stay while they answer: the
@@ -100,6 +102,7 @@ class Fleet:
                 url = replica.url + path
                 async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
                     replica.note_probe(answered=True)
+                    await answer.content.read(_READ_BYTES)  # what is unread would cost the connection
                     if answer.status != 200:
                         raise aiohttp.ClientError(f"{path} says {answer.status}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: of its name

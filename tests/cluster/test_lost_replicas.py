@@ -162,6 +162,10 @@ def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
 class _Answer:
     status = 503
 
+    def __init__(self) -> None:
+        self.content = asyncio.StreamReader()
+        self.content.feed_eof()
+
     async def __aenter__(self) -> _Answer:
         return self
 

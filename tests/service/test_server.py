@@ -21,6 +21,7 @@ import pytest
 from quire.service.config import ServiceConfig
 from quire.service.engine_client import Engine
 from quire.service.errors import ServerFailed, not_ready
+from quire.service.http import lifecycle
 from quire.service.server import serve
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.fake_engine import FakeEngine, make_info
@@ -266,6 +267,54 @@ def test_drain(make_live: Callable[..., Live], caplog: pytest.LogCaptureFixture)
     assert live.engine.stopped
     assert "finishing 1 answer, up to 30 s; another Ctrl-C or SIGTERM ends now" in caplog.messages
     assert not [line for line in caplog.messages if "cut off" in line]
+
+
+def ask(connection: socket.socket, path: str) -> None:
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+def test_routers_learn_of_a_drain_before_connections_end(
+    make_live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch, second_signal: bool
+) -> None:
+    """A request that comes as its connection is closed could not be sent to another replica."""
+    monkeypatch.setattr(lifecycle, "PROBED_SECONDS", 300.0)
+    live = make_live()
+    with contextlib.ExitStack() as stack:
+        probed, idle, other = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", live.port), timeout=10))
+            for _ in range(3)
+        )
+        for connection, path in ((probed, "/ready"), (idle, "/health")):
+            ask(connection, path)
+            received(connection, b"}")
+        live.server.stop_soon()
+        live.wait(lambda: live.server.state.draining)
+        for connection, path in ((probed, "/ready"), (idle, "/v1/models")):
+            ask(connection, path)
+            answer = closed(connection).lower()
+            assert answer.startswith(b"http/1.1 503 ")
+            assert b"connection: close\r\n" in answer
+        assert live.thread.is_alive()
+        if second_signal:
+            live.server.stop_soon()
+            assert closed(other) == b""
+    live.thread.join(20)  # nobody is connected any more
+    assert live.end() == 0
+
+
+def test_no_router_is_waited_for_where_none_is(
+    make_live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "PROBED_SECONDS", 300.0)
+    live = make_live()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        ask(connection, "/health")
+        received(connection, b"}")
+        live.server.stop_soon()
+        assert closed(connection) == b""
+    live.thread.join(20)
+    assert live.end() == 0
 
 
 @pytest.mark.parametrize("second_signal", [True, False])
