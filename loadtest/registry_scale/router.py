@@ -58,7 +58,8 @@ class Router:
         self.choices += 1
         return placement, location.digests(placement.replica)
 
-    def _register(self, fingerprint: str, registered: list[Registered]) -> None:
+    def _register(self, fingerprint: str, registered: list[Registered]) -> bool:
         self.fleet.register(fingerprint, registered)
         for replica in self.fleet:
             replica.up = self._is_ready(replica.url)
+        return any(self._is_ready(entry.url) for entry in registered)

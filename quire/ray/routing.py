@@ -50,14 +50,16 @@ class RayState(RouterState):
         if self.draining:
             raise not_ready("the router is shutting down", 5)
 
-    def register(self, fingerprint: str, registered: Sequence[Registered]) -> None:
-        """Take in what the registry says of those that Ray knows."""
-        now = time.monotonic()
+    def register(self, fingerprint: str, registered: Sequence[Registered]) -> bool:
+        """Take in what the registry says of those that Ray knows. Return whether one of them is ready."""
+        now, is_ready = time.monotonic(), False
         for entry in registered:
             replica = self._known.get(entry.url)
             if replica is not None:
                 replica.fingerprint = fingerprint
                 replica.report(entry.load, entry.epoch, entry.seq, now)
+                is_ready |= replica.up
+        return is_ready
 
     async def locate(self, prompt: Prompt | None) -> Location:
         """Return where a prompt's blocks are, by the registry, or by where they were sent."""

@@ -48,18 +48,20 @@ class Fleet:
                 replica = self._replicas[url] = Replica(url, up=False)
                 log.info("replica %s is there", replica.name)
 
-    def register(self, fingerprint: str, registered: Sequence[Registered]) -> None:
-        """Who the registry says is there. It adds to those that it knows only.
+    def register(self, fingerprint: str, registered: Sequence[Registered]) -> bool:
+        """Who the registry says is there. It adds to those that it knows only. Return whether one is ready.
 
         Anybody may write there: who is new gets nothing before it has answered that it is ready.
         """
-        now = time.monotonic()
+        now, is_ready = time.monotonic(), False
         for entry in registered:
             replica = self._replicas.get(entry.url) or self._admit(entry.url)
             if replica is None:
                 continue
             replica.fingerprint = fingerprint
             replica.report(entry.load, entry.epoch, entry.seq, now)
+            is_ready |= replica.up
+        return is_ready
 
     def _admit(self, url: str) -> Replica | None:
         """A replica that was not there before; None: it is not wanted."""

@@ -30,7 +30,7 @@ async def start_reading_prompts(state: RouterState, model: str, chat_template: s
 
 
 async def start_reading(
-    state: RouterState, router: RouterConfig, on_registered: Callable[[str, list[Registered]], None]
+    state: RouterState, router: RouterConfig, on_registered: Callable[[str, list[Registered]], bool]
 ) -> Coroutine[None, None, None]:
     """Give `state` its reader and its watch; return what watches, for as long as it is awaited.
 

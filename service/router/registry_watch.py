@@ -49,9 +49,12 @@ class RegistryWatch:
         directory: Directory,
         identity: Identity,
         seed: int,
-        on_registered: Callable[[str, list[Registered]], None],
+        on_registered: Callable[[str, list[Registered]], bool],
     ) -> None:
-        """`on_registered` is told who is in a deployment of ours, by its fingerprint, at each look."""
+        """`on_registered` is told who is in a deployment of ours, by its fingerprint, at each look.
+
+        It returns whether any of them is ready.
+        """
         self.state: Literal["ok", "degraded"] = "degraded"  # until the first answer
         self.silent = False  # it has failed, and not answered since; which was told
         self.hashers: dict[str, PromptHasher] = {}  # by the fingerprints of our deployments
@@ -61,6 +64,7 @@ class RegistryWatch:
         self._on_registered = on_registered
         self._failures = 0
         self._seen: dict[str, float] = {}  # when somebody was last in our deployments
+        self._proved: set[str] = set()  # those of them that had a replica that was ready: no mere claims
         self._complaints = Complaints()
 
     async def run(self, poll_seconds: float, scan_seconds: float) -> None:
@@ -145,7 +149,8 @@ class RegistryWatch:
         if difference is None and deployment.fingerprint == fingerprint:
             pinned = await self._directory.pinned(fingerprint) if deployment.pinned else []
             if pinned_digest(pinned) == deployment.pinned:
-                await self._take(fingerprint, deployment, pinned)
+                hasher = await asyncio.to_thread(PromptHasher, deployment.block_size, self._seed, pinned)
+                self._take(fingerprint, hasher, self._trusted(fingerprint, hasher, registered))
                 return
             difference = "pinned prefixes"
         self._complaints.make(
@@ -155,18 +160,24 @@ class RegistryWatch:
             "the router's. Give both the same MODEL and --cache-seed",
         )
 
-    async def _take(self, fingerprint: str, deployment: Deployment, pinned: list[list[int]]) -> None:
+    def _take(self, fingerprint: str, hasher: PromptHasher, trusted: list[Registered]) -> None:
+        """If there is room: one with a replica that is ready has the place of one that never had any."""
+        is_ready = self._on_registered(fingerprint, trusted)
         if len(self.hashers) >= MAX_DEPLOYMENTS:
-            self._complaints.make(
-                logging.WARNING,
-                fingerprint,
-                f"replicas of {fingerprint} are not routed to: there are {MAX_DEPLOYMENTS} kinds of them "
-                "already that cache in other ways",
-            )
-            return
-        hasher = await asyncio.to_thread(PromptHasher, deployment.block_size, self._seed, pinned)
+            unproved = next((each for each in self.hashers if each not in self._proved), None)
+            if unproved is None or not is_ready:
+                self._complaints.make(
+                    logging.WARNING,
+                    fingerprint,
+                    f"replicas of {fingerprint} get requests by load only: there are {MAX_DEPLOYMENTS} kinds "
+                    "of them already that cache in other ways",
+                )
+                return
+            self._forget(unproved)
         self.hashers[fingerprint] = hasher
         self._seen[fingerprint] = time.monotonic()
+        if is_ready:
+            self._proved.add(fingerprint)
 
     async def _look_at_all(self) -> None:
         """Raises if there is nothing in order."""
@@ -183,9 +194,22 @@ class RegistryWatch:
             raise refused[0]
 
     async def _look(self, fingerprint: str) -> None:
-        expected, now = self.hashers[fingerprint].parity(), time.monotonic()
-        trusted = []
-        for replica in await self._directory.registered(fingerprint):
+        now = time.monotonic()
+        registered = await self._directory.registered(fingerprint)
+        trusted = self._trusted(fingerprint, self.hashers[fingerprint], registered)
+        if self._on_registered(fingerprint, trusted):
+            self._proved.add(fingerprint)
+        if trusted:
+            self._seen[fingerprint] = now
+        else:
+            self._forget_deserted(fingerprint)
+
+    def _trusted(
+        self, fingerprint: str, hasher: PromptHasher, registered: list[Registered]
+    ) -> list[Registered]:
+        """Return those that hash blocks as `hasher` does."""
+        expected, trusted = hasher.parity(), []
+        for replica in registered:
             if replica.parity == expected and replica.deployment.fingerprint == fingerprint:
                 trusted.append(replica)
             else:
@@ -195,15 +219,15 @@ class RegistryWatch:
                     f"{replica.url} hashes blocks in another way and is not routed to: run one "
                     "version everywhere",
                 )
-        self._on_registered(fingerprint, trusted)
-        if trusted:
-            self._seen[fingerprint] = now
-        else:
-            self._forget_deserted(fingerprint)
+        return trusted
 
     def _forget_deserted(self, fingerprint: str) -> None:
         if time.monotonic() - self._seen[fingerprint] > DEPLOYMENT_SECONDS:
-            del self.hashers[fingerprint], self._seen[fingerprint]
+            self._forget(fingerprint)
+
+    def _forget(self, fingerprint: str) -> None:
+        del self.hashers[fingerprint], self._seen[fingerprint]
+        self._proved.discard(fingerprint)
 
     def _leave_out(self, fingerprint: str, error: Exception) -> None:
         message = f"the registry's part {fingerprint} is left out: {error}"

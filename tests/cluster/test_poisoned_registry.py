@@ -216,6 +216,34 @@ async def test_deployments_that_nobody_is_in_are_forgotten_and_few_are_kept(
         await reader.watch.close()
 
 
+async def test_deployments_of_nobody_take_no_place_from_one_that_is_there(redis_server: RedisServer) -> None:
+    redis_server.client.flushall()
+    made_up = [msgspec.structs.replace(OURS, dtype=str(number)) for number in range(3 * MAX_DEPLOYMENTS)]
+    for deployment in made_up[MAX_DEPLOYMENTS:]:
+        register(redis_server, BAD, deployment)
+    async with aiohttp.ClientSession() as session:
+        reader = Reader(redis_server, session)
+        await reader.look()
+        assert len(reader.watch.hashers) == MAX_DEPLOYMENTS
+        register(redis_server, GOOD)
+        await reader.look()
+        assert OURS.fingerprint not in reader.watch.hashers
+        (good,) = (replica for replica in reader.fleet if replica.url == GOOD)  # so that it is asked
+        good.up = True
+        await reader.look()
+        assert OURS.fingerprint in reader.watch.hashers
+        assert len(reader.watch.hashers) == MAX_DEPLOYMENTS
+        assert (await reader.held())[GOOD] == 3
+        good.up = False
+        (bad,) = (replica for replica in reader.fleet if replica.url == BAD)
+        bad.up = True
+        for deployment in made_up[:MAX_DEPLOYMENTS]:
+            register(redis_server, BAD, deployment)
+        await reader.look()
+        assert OURS.fingerprint in reader.watch.hashers  # which it has proved to be
+        await reader.watch.close()
+
+
 @pytest.mark.parametrize("pinned", ["[[-1]]", "[[4294967296]]", '{"a": 1}', '["a"]', "[" * 9999, '[["x"]]'])
 async def test_pinned_prefixes_that_are_none(redis_server: RedisServer, pinned: str) -> None:
     redis_server.client.flushall()

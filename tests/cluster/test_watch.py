@@ -70,8 +70,9 @@ class Watched:
         identity = Identity(OURS.model, OURS.revision, OURS.tokenizer, OURS.seed)
         self.watch = RegistryWatch(Directory(server.url), identity, SEED, self._tell)
 
-    def _tell(self, fingerprint: str, registered: list[Registered]) -> None:
+    def _tell(self, fingerprint: str, registered: list[Registered]) -> bool:
         self.told[fingerprint] = sorted(entry.url for entry in registered)
+        return True
 
     async def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(3000):
