@@ -58,9 +58,10 @@ def stretches(times: RequestTimes, now: float) -> tuple[float, list[Stretch]]:
     end = now if times.ended is None else times.ended
     line = _Line(times.began, end)
     line.until("receiving", times.received)
-    line.until("tokenising", end if times.queued is None else times.queued)
     finished = end if times.finished is None else times.finished
     record = times.decisive
+    queued = end if times.queued is None else times.queued
+    line.until("tokenising", queued if record is None else max(queued, record.arrival))
     if times.queued is not None and record is not None:
         line = _within_engine(line, times, finished)
     line.until("engine" if record is None else "delivery", finished)
@@ -77,7 +78,6 @@ def _within_engine(line: _Line, times: RequestTimes, finished: float) -> _Line:
     """Put what the engine told; it may have gone on behind a stop string, which only the service sees."""
     record = times.decisive
     assert record is not None
-    line.until("tokenising", record.arrival)
     line.limit, limit = min(line.limit, finished), line.limit
     decodes = [span for span in record.spans if span.name == "decode"]
     for span in record.spans:

@@ -206,9 +206,11 @@ export class MessageView {
       const shown = this.#why?.isConnected;
       this.#why?.remove();
       if (!shown) {
-        this.#why = element("section", { class: "why", "aria-label": "Where the time went" });
-        this.node.append(this.#why);
-        this.#why.append(await whyOf(this.message.request));
+        const why = element("section", { class: "why", "aria-label": "Where the time went" });
+        this.#why = why;
+        this.node.append(why);
+        why.append(await whyOf(this.message.request));
+        why.scrollIntoView({ block: "nearest" }); // below the last answer it opens out of sight
       }
       asks.setAttribute("aria-expanded", String(!shown));
     });

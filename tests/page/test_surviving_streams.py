@@ -164,13 +164,14 @@ def test_chats_are_found_renamed_and_beside_a_wide_page(
 
 
 def test_says_where_the_time_of_an_answer_went(page: Page, stub: StubServer) -> None:
-    stub.scripts = [said("Quickly.")]
+    stub.scripts = [said("\n\n".join(["Quickly."] * 40))]
     ask(page, "How fast?")
     why = last_answer(page).get_by_role("button", name="Why")
     why.click()
     rows = last_answer(page).locator(".why tr")
     expect(rows).to_have_text(["WhatTimeWork", "prefill12 ms21 tokens", "decode400 ms7 steps", "all412 ms"])
     expect(last_answer(page).locator(".why li")).to_have_text("16 of 21 prompt tokens found in the cache")
+    expect(last_answer(page).locator(".why")).to_be_in_viewport(ratio=0.9)
     why.click()
     stub.recordings.clear()
     why.click()

@@ -103,6 +103,7 @@ async def test_it_tells_of_each_part_of_a_request(make: Make) -> None:
     names = [span["name"] for span in told["spans"]]
     assert [span["tokens"] for span in told["spans"] if span["name"] == "prefill"] == [8, 4]
     assert names.index("prefill") < names.index("decode") < names.index("detokenising")
+    assert len([name for name in names if name != "prefill"]) == len(set(names) - {"prefill"})
     assert told["preemptions"] == []
 
 
