@@ -660,6 +660,7 @@ def test_phone_has_no_sideways_scroll(open_page: OpenPage, stub: StubServer) -> 
     )
     expect(page.locator("#kv-map i")).to_have_count(64)
     assert page.evaluate(fits)
+    expect(page.get_by_role("link", name="KV cache")).to_be_in_viewport(ratio=1)
     stub.scripts = [said(f"{'w' * 200}\n\n`{'c' * 200}`\n\n```\n{'x' * 300}\n```\n\n- - {'y' * 200}")]
     ask(page, "https://example.com/" + "z" * 200)
     expect(prose(page).locator("pre")).to_be_visible()
