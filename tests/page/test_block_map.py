@@ -142,9 +142,10 @@ def test_a_requests_tables_show_what_is_shared(visit: Callable[..., Page]) -> No
 
 
 def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], live: Live) -> None:
-    page = visit()
+    page = visit(timezone_id="Asia/Tokyo", locale="en-GB")
     tell(live, GROWN)
     expect(count(page, "active")).to_have_text("5")
+    expect(page.locator("#moves time").first).to_have_text(re.compile(r"^09:1[67]:"))
     expect(page.locator("#moves")).to_contain_text("allocate block 4 for request 7")
     tell(live, pool({}, [10], [], 1002.0))
     expect(count(page, "active")).to_have_text("0")
@@ -152,6 +153,7 @@ def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], l
     while count(page, "active").text_content() != "5":
         back.click()
     expect(count(page, "cached")).to_have_text("1")
+    expect(page.locator("#moment")).to_contain_text("09:16:41.000")
     while count(page, "active").text_content() != "4":
         back.click()
     expect(page.get_by_role("button", name=re.compile("Request 7"))).to_contain_text("4 blocks")
@@ -207,3 +209,25 @@ def test_a_finger_hits_everything_on_a_phone(visit: Callable[..., Page]) -> None
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.locator("#map").tap(position={"x": 150, "y": 150})
     expect(page.locator("#block-card h2")).to_have_text(re.compile(r"Block \d+"))
+
+
+@pytest.mark.parametrize("path", ["/blocks", "/blocks/lab"])
+def test_without_a_key_it_waits_to_be_given_one(browser: Browser, path: str) -> None:
+    server = Live(Tokenizer(tiny_tokenizers.byte_level()), api_keys=("secret",))
+    server.call(lambda: server.engine.answers.update({PoolQuestion: START}))
+    page = browser.new_page(color_scheme="dark")
+    page.goto(server.url + path)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_have_css("border-radius", "14px")
+    expect(page.locator("#api-key")).to_be_focused()
+    page.keyboard.press("Escape")
+    locked = page.get_by_role("region", name="API key")
+    expect(locked).to_contain_text("This server asks for an API key")
+    assert_accessible(page)
+    locked.get_by_role("button", name="Enter the key").click()
+    page.locator("#api-key").fill("secret")
+    page.keyboard.press("Enter")
+    expect(locked).to_be_hidden()
+    expect(page.locator("#counts dd, #map li").first).to_be_visible()
+    page.context.close()
+    assert server.end() == 0

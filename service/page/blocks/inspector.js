@@ -2,10 +2,10 @@
 
 import { ApiError, request } from "../api.js";
 import { element } from "../dom.js";
-import { askForKey } from "../keyprompt.js";
 import { BlockCard } from "./card.js";
 import { legendOf, paint, Palette } from "./colours.js";
 import { History } from "./history.js";
+import { untilKeyIsGiven } from "./locked.js";
 import { BlockMap } from "./map.js";
 import { PoolModel } from "./pool.js";
 import { PrefixTree } from "./prefixes.js";
@@ -141,10 +141,11 @@ async function follow() {
         take(event);
       }
     } catch (error) {
-      if (error.status === 401 && (await askForKey())) continue;
       if (error.status === 401) {
         link("locked", "locked");
-        return;
+        await untilKeyIsGiven();
+        link("connecting", "connecting");
+        continue;
       }
       if (error.name !== "AbortError") {
         if (!(error instanceof ApiError)) console.error(error);

@@ -2,7 +2,7 @@
 
 import { request } from "../api.js";
 import { element } from "../dom.js";
-import { askForKey } from "../keyprompt.js";
+import { untilKeyIsGiven } from "./locked.js";
 
 const APPENDS = [1, 16, 64];
 const byId = (id) => document.getElementById(id);
@@ -15,7 +15,9 @@ async function post(path, body) {
     try {
       return await (await request(path, { body })).json();
     } catch (error) {
-      if (error.status !== 401 || !(await askForKey())) throw error;
+      if (error.status !== 401) throw error;
+      byId("said").textContent = "Waiting for the API key.";
+      await untilKeyIsGiven();
     }
   }
 }

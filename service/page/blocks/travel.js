@@ -16,6 +16,7 @@ const WORDS = {
   publish: (m) => `publish block ${m.block}`,
   evict: (m) => `evict block ${m.block}`,
 };
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 const byId = (id) => document.getElementById(id);
 
 export class Travel {
@@ -79,7 +80,7 @@ export class Travel {
     byId("play").textContent = this.#timer ? "Pause" : "Play";
     byId("go-live").disabled = live;
     const ago = newest && shown ? newest.at - shown.at : 0;
-    const text = live ? `Live, with ${length} moments to go back to.` : `${new Date(shown.at * 1000).toLocaleTimeString()}, ${ago.toFixed(1)} s before the newest; moment ${position} of ${length}.`;
+    const text = live ? `Live, with ${length} moments to go back to.` : `${CLOCK.format(shown.at * 1000)}, ${ago.toFixed(1)} s before the newest; moment ${position} of ${length}.`;
     scrub.setAttribute("aria-valuetext", text);
     // A live region that spoke four times a second would drown everything else.
     if (!live || byId("moment").dataset.live !== "true") byId("moment").textContent = text;
@@ -95,12 +96,11 @@ export class Travel {
     this.#drawn = moves[0] ?? null;
     byId("moves").replaceChildren(
       ...moves.map((move) => {
-        const time = new Date(move.at * 1000).toISOString().slice(11, 23);
         const whose = move.request >= 0 ? ` for request ${move.request}` : "";
         return element(
           "li",
           { class: move.kind },
-          element("time", {}, time),
+          element("time", {}, CLOCK.format(move.at * 1000)),
           element("button", { type: "button", class: "move", onclick: () => this.#show(move.block) }, `${WORDS[move.kind](move)}${whose}`),
         );
       }),
