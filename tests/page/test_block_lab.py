@@ -53,10 +53,15 @@ def figure(page: Page, name: str) -> Locator:
 def test_buttons_of_a_sequence_run_the_block_manager(visit: Callable[..., Page], live: Live) -> None:
     page = visit()
     press(page, "New sequence")
+    append = page.get_by_role("button", name="Append 64, sequence 1")
+    at = append.evaluate("(button) => button.offsetTop")
     press(page, "Append 16, sequence 1")
+    expect(page.locator("#path")).to_contain_text("BlockManager.grow")
     press(page, "Append 1, sequence 1")
     press(page, "Fork, sequence 1")
     expect(figure(page, "used")).to_have_text("2")
+    expect(page.get_by_role("button", name="Fork, sequence 1")).to_be_focused()
+    assert append.evaluate("(button) => button.offsetTop") == at
     expect(figure(page, "naive")).to_have_text("4")
     expect(page.locator("#map li").first.locator("b")).to_have_text("2")
     press(page, "Write to the last block, sequence 2")

@@ -30,7 +30,7 @@ async function begin() {
 
 /** Does one operation and draws what there is then. A pool that was forgotten meanwhile is begun anew. */
 function step(body, after = () => {}) {
-  byId("why").hidden = true;
+  if (body.do === "reset") byId("why").hidden = true;
   queue = queue.then(async () => {
     try {
       if (poolId === null) await begin();
@@ -74,8 +74,18 @@ function draw(pool) {
   byId("host").textContent = String(pool.host_used);
   byId("fragmentation").textContent = `${Math.round(pool.fragmentation * 100)} %`;
   byId("map").replaceChildren(...pool.blocks.map((block, number) => cell(block, number, pool)));
+  drawSequences(pool);
+}
+
+/** Draws them with the focus where it was; where its button can do nothing now, on the next one that can. */
+function drawSequences(pool) {
+  const { sequence, act } = document.activeElement.dataset;
   byId("no-sequences").hidden = pool.sequences.length > 0;
-  byId("sequences").replaceChildren(...pool.sequences.map((sequence) => card(sequence, pool)));
+  byId("sequences").replaceChildren(...pool.sequences.map((each) => card(each, pool)));
+  if (act === undefined) return;
+  const acts = [...byId("sequences").querySelectorAll(`[data-sequence="${sequence}"]:enabled`)];
+  const next = acts.find((button) => Number(button.dataset.act) >= Number(act)) ?? byId("new-sequence");
+  next.focus({ preventScroll: true });
 }
 
 function cell(block, number, { block_size: size, sequences }) {
@@ -99,6 +109,7 @@ function card(sequence, pool) {
   const swapped = sequence.host_table.length > 0;
   const table = swapped ? sequence.host_table : sequence.block_table;
   const tokens = `${sequence.tokens} token${sequence.tokens === 1 ? "" : "s"}`;
+  let acts = 0;
   const act = (label, body, off = false, name = label) =>
     element(
       "button",
@@ -106,6 +117,8 @@ function card(sequence, pool) {
         type: "button",
         class: "plain",
         disabled: off,
+        "data-sequence": sequence.id,
+        "data-act": acts++,
         "aria-label": `${name}, sequence ${sequence.id}`,
         onclick: () => step({ sequence: sequence.id, ...body }),
       },
@@ -121,14 +134,6 @@ function card(sequence, pool) {
       element("small", {}, sequence.parent === null ? tokens : `${tokens}, forked from ${sequence.parent}`),
     ),
     element(
-      "p",
-      { class: "table" },
-      table.length === 0 ? "no blocks" : swapped ? "host blocks " : "blocks ",
-      ...table.map((block) =>
-        element("code", { class: !swapped && pool.blocks[block].references > 1 ? "shared" : null }, String(block)),
-      ),
-    ),
-    element(
       "div",
       { class: "bar" },
       ...APPENDS.map((count) => act(`+${count}`, { do: "append", tokens: count }, swapped, `Append ${count}`)),
@@ -137,6 +142,14 @@ function card(sequence, pool) {
       act("Publish", { do: "publish" }, swapped),
       swapped ? act("Swap in", { do: "swap_in" }) : act("Swap out", { do: "swap_out" }, table.length === 0),
       act("Free", { do: "free" }),
+    ),
+    element(
+      "p",
+      { class: "table" },
+      table.length === 0 ? "no blocks" : swapped ? "host blocks " : "blocks ",
+      ...table.map((block) =>
+        element("code", { class: !swapped && pool.blocks[block].references > 1 ? "shared" : null }, String(block)),
+      ),
     ),
   );
   return node;
