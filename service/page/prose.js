@@ -99,6 +99,7 @@ function finished(raw) {
     table.setAttribute("role", "group");
     table.setAttribute("aria-label", "Table");
   }
+  for (const list of holder.querySelectorAll("ul, ol, blockquote")) list.dir = "auto"; // its marks stand where its text begins
   for (const box of holder.querySelectorAll("input")) box.setAttribute("aria-label", box.checked ? "done" : "to do");
   for (const link of holder.querySelectorAll("a[href]")) {
     link.target = "_blank";

@@ -4,7 +4,9 @@ import random
 import re
 
 import pytest
-from playwright.sync_api import Page
+from chatting import ask, prose, said
+from playwright.sync_api import Page, expect
+from stub_server import StubServer
 
 from quire.service.http.static import PAGE
 
@@ -180,3 +182,22 @@ def test_code_is_coloured_and_formulas_are_set(page: Page) -> None:
     assert size["height"] > 5
     page.wait_for_function("[...document.fonts].some((font) => font.status === 'loaded')")
     assert re.search(r"range\(3\)", page.locator("pre code").inner_text())
+
+
+def test_text_from_right_to_left_is_laid_out_so(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("مرحبا بالعالم.\n\n1. واحد\n\n> نعم\n\nAn *English* end.\n\n- item\n\n`code`")]
+    ask(page, "שלום לך")
+    expect(prose(page).locator("p").last).to_have_text("code")
+    sides = page.evaluate(
+        """() => [...document.querySelectorAll(".prose p, .prose li")].map((node) => {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            const [box, text] = [node.getBoundingClientRect(), range.getBoundingClientRect()];
+            return box.right - text.right < text.left - box.left ? "right" : "left";
+        })"""
+    )
+    assert sides == ["right"] * 3 + ["left"] * 3
+    marks = "(lists) => lists.map((list) => getComputedStyle(list).direction)"
+    assert prose(page).locator("ol, blockquote, ul").evaluate_all(marks) == ["rtl", "rtl", "ltr"]
+    for place in (page.locator(".asked"), page.locator(".chat-title"), page.locator("#prompt")):
+        expect(place).to_have_css("unicode-bidi", "plaintext")
