@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from chatting import ask, prose, said
+from chatting import ask, chats, prose, said
 from playwright.sync_api import Page, expect
 from stub_server import StubServer
 
@@ -199,5 +199,5 @@ def test_text_from_right_to_left_is_laid_out_so(page: Page, stub: StubServer) ->
     assert sides == ["right"] * 3 + ["left"] * 3
     marks = "(lists) => lists.map((list) => getComputedStyle(list).direction)"
     assert prose(page).locator("ol, blockquote, ul").evaluate_all(marks) == ["rtl", "rtl", "ltr"]
-    for place in (page.locator(".asked"), page.locator(".chat-title"), page.locator("#prompt")):
+    for place in (page.locator(".asked"), page.locator("#prompt"), chats(page)):
         expect(place).to_have_css("unicode-bidi", "plaintext")
