@@ -1,17 +1,23 @@
 """The pages: a few files, read once, so that no request's path is ever looked up on disk.
 
-What several pages have is written once, in `parts`, and stands where `<!-- part: NAME -->` does.
+What several pages have is written once, in `parts`, and stands where `<!-- part: NAME -->` does. A browser
+asks each time whether a file has changed, and gets it again only if it has.
 """
 
 from __future__ import annotations
 
+import gzip
 import mimetypes
 import re
 from collections.abc import Awaitable, Callable
+from functools import cache
+from hashlib import blake2b
 from pathlib import Path, PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
+
+from quire.service.http.module_preloads import with_preloads
 
 PAGE = Path(__file__).parents[1] / "page"
 PARTS = PAGE / "parts"
@@ -28,6 +34,7 @@ _HEADERS = {
 }
 _CHANGES = {"cache-control": "no-cache"}
 _STAYS = {"cache-control": "public, max-age=31536000, immutable"}  # a library's version is in its path
+_COMPRESSED = {"text/javascript", "text/html", "text/css", "image/svg+xml"}
 _TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -38,6 +45,7 @@ _TYPES = {
 }
 
 
+@cache
 def page_files(folder: Path = PAGE) -> list[tuple[str, Serve]]:
     """(path, handler): a page is where its folder or its name says, every other file under /static."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(".")]
@@ -55,17 +63,38 @@ def _path(name: PurePath) -> str:
 def _serve(file: Path) -> Serve:
     content = _whole(file.read_bytes()) if file.suffix == ".html" else file.read_bytes()
     kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "text/plain"  # a licence
+    packed = gzip.compress(content, mtime=0) if kind in _COMPRESSED else None
+    tag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
     headers = {**_HEADERS, **(_STAYS if "vendor" in file.parts else _CHANGES)}
+    headers |= {"etag": f"W/{tag}", "vary": "accept-encoding"}  # weak: it is that of both encodings
 
     async def serve(state: object, request: Request) -> Response:
+        if _names(request.headers.get("if-none-match", ""), tag):
+            return Response(status_code=304, headers=headers)
+        if packed is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
+            return Response(packed, headers={**headers, "content-encoding": "gzip"}, media_type=kind)
         return Response(content, headers=headers, media_type=kind)
 
     return serve
 
 
+def _names(if_none_match: str, tag: str) -> bool:
+    return any(each.strip().removeprefix("W/") in ("*", tag) for each in if_none_match.split(","))
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """Return whether gzip is named, and not with a weight of 0."""
+    for each in accept_encoding.split(","):
+        name, _, weight = each.replace(" ", "").lower().partition(";q=")
+        if name == "gzip":
+            return weight.strip("0.") != "" or weight == ""
+    return False
+
+
 def _whole(page: bytes) -> bytes:
-    """Return the page with its parts."""
-    return re.sub(rb" *<!-- part: (\w+) -->\n", lambda part: _part(part[1].decode()), page)
+    """Return the page with its parts, and with links to all modules that its script imports."""
+    whole = re.sub(rb" *<!-- part: (\w+) -->\n", lambda part: _part(part[1].decode()), page)
+    return with_preloads(whole, PAGE)
 
 
 def _part(name: str) -> bytes:

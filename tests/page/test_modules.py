@@ -1,6 +1,8 @@
 """The page's modules by themselves, run in the browser that will run them."""
 
+import pytest
 from playwright.sync_api import Page
+from stub_server import StubServer
 
 # Runs a stream of bytes through readEvents(), once for each way of cutting it.
 READ_EVENTS = """async ([bytes, ways]) => {
@@ -86,3 +88,17 @@ def test_a_chat_is_seen_however_large_the_pool_is(blank_page: Page) -> None:
         "a square for several": [8, 1, 1, 23, 0, 38, 65],
         "a full pool": [8, 0, 1, 111, 1, 15, 0],
     }
+
+
+@pytest.mark.parametrize("path", ["/", "/blocks", "/blocks/lab"])
+def test_all_modules_of_a_page_are_fetched_at_once(blank_page: Page, stub: StubServer, path: str) -> None:
+    """Its links name each one that is there once it is loaded, but for theme.js and its own."""
+    blank_page.goto(stub.url + path, wait_until="load")
+    fetched, linked = blank_page.evaluate(
+        """() => [
+            performance.getEntriesByType("resource").map(({ name }) => name).filter((url) => /js$/.test(url)),
+            [...document.querySelectorAll("link[rel=modulepreload]")].map(({ href }) => href),
+        ]"""
+    )
+    own = {"/": "main.js", "/blocks": "blocks/inspector.js", "/blocks/lab": "blocks/lab.js"}[path]
+    assert sorted(fetched) == sorted([*linked, f"{stub.url}/static/theme.js", f"{stub.url}/static/{own}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Callable
 
 import pytest
@@ -211,6 +212,20 @@ async def test_page(service: Service) -> None:
         script = await get(service.app, f"/static/{name}")
         assert script.headers["content-type"].startswith("text/javascript")
     assert (await get(service.app, "/static/page.css")).headers["content-type"].startswith("text/css")
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js"])
+async def test_a_file_of_the_page_comes_once_and_compressed(service: Service, path: str) -> None:
+    plain = await get(service.app, path, accept_encoding="br, gzip;q=0")
+    assert "content-encoding" not in plain.headers
+    packed = await get(service.app, path, accept_encoding="br, gzip;q=0.8")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == plain.body
+    assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
+    tag = packed.headers["etag"]
+    again = await get(service.app, path, if_none_match=f'"other", {tag}')
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+    assert (await get(service.app, path, if_none_match='W/"other"')).status == 200
 
 
 async def test_bug_of_ours_is_a_500_in_words(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
