@@ -34,7 +34,6 @@ const OUTCOMES = {
   stopped: "Stopped.",
   cut: "The answer was cut off.",
 };
-const SPOKEN = 500; // characters of an answer that are read out
 const PLACEHOLDERS = {
   connecting: "Connecting",
   loading: "Write while the model loads",
@@ -185,8 +184,18 @@ function showEnd(conversation, message) {
   transcript.keepUp();
   showAround();
   chats.refresh();
-  if (message.status in OUTCOMES) announce(`${OUTCOMES[message.status]} ${message.content.slice(0, SPOKEN) || "No text."}`);
+  announceEnd(message);
   composer.focusWithKeyboard();
+}
+
+/** Reads out an answer that has ended; of samples the one that is shown, once all have. */
+function announceEnd(message) {
+  const row = library.current.rows.find((each) => each.includes(message)) ?? [message];
+  if (row.some((each) => library.current.isWritten(each))) return;
+  const read = row.find((each) => library.current.branch.includes(each)) ?? message;
+  if (!(read.status in OUTCOMES)) return;
+  const text = transcript.viewOf(read)?.spoken || "No text.";
+  announce(row.length > 1 ? `${row.length} answers. ${text}` : `${OUTCOMES[read.status]} ${text}`);
 }
 
 function showBranch(message) {

@@ -13,6 +13,8 @@ const NOTES = {
   cut: "The answer was cut off: the server no longer has the rest of it.",
 };
 
+const SPOKEN = 500; // characters of an answer that are read out
+
 const CALLED = "This page runs no functions. What you write next goes back as the result.";
 
 /**
@@ -33,16 +35,17 @@ export class MessageView {
   #rests = 0; // until then nothing is drawn, so that half of the time is the reader's
   #drawn = ""; // what tells whether the message has changed since
 
-  constructor(message, reader, isSample = false) {
+  /** `sample` says which of several samples it is, as "2 of 4"; "" where it is none. */
+  constructor(message, reader, sample = "") {
     this.message = message;
     this.#reader = reader;
-    this.#isSample = isSample;
+    this.#isSample = sample !== "";
     if (message.role === "user") {
       this.node = element("article", { class: "question", "aria-label": "You" });
       this.#showQuestion();
     } else {
       this.#prose = new Prose();
-      this.node = element("article", { class: "answer", "aria-label": "Answer" }, this.#prose.node, this.#foot);
+      this.node = element("article", { class: "answer", "aria-label": `Answer ${sample}`.trim() }, this.#prose.node, this.#foot);
       this.render();
     }
   }
@@ -140,7 +143,10 @@ export class MessageView {
     const { content, reasoning = "", calls = [] } = this.message;
     const streaming = this.#reader.isWritten(this.message);
     this.node.classList.toggle("streaming", streaming);
-    this.node.classList.toggle("chosen", this.#isSample && this.#reader.isShown(this.message));
+    const chosen = this.#isSample && this.#reader.isShown(this.message);
+    this.node.classList.toggle("chosen", chosen);
+    if (chosen) this.node.setAttribute("aria-current", "true");
+    else this.node.removeAttribute("aria-current");
     this.node.classList.toggle("waiting", streaming && content === "");
     this.node.setAttribute("aria-busy", String(streaming));
     if (reasoning !== "" && !this.#thinking) {
@@ -151,6 +157,11 @@ export class MessageView {
     this.#prose.update(content);
     if (calls.length > 0) this.#showCalls(calls);
     this.#foot.replaceChildren(...this.#footer());
+  }
+
+  /** The answer as it is read out. */
+  get spoken() {
+    return this.#prose.spoken(SPOKEN);
   }
 
   #showCalls(calls) {

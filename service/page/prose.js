@@ -37,6 +37,19 @@ export class Prose {
     }
   }
 
+  /** Its first `most` characters as they read, without marks and buttons; says where there are more. */
+  spoken(most) {
+    let text = "";
+    for (const child of this.node.children) {
+      const copy = child.cloneNode(true);
+      for (const unread of copy.querySelectorAll("button, .katex-html, annotation")) unread.remove();
+      text += `${copy.textContent} `;
+      if (text.length > 2 * most) break;
+    }
+    text = text.replace(/\s+/g, " ").trim();
+    return text.length > most ? `${text.slice(0, most)}… and more` : text;
+  }
+
   #restart() {
     this.node.replaceChildren();
     this.#settled = "";

@@ -50,7 +50,8 @@ export class Transcript {
   }
 
   #add(row) {
-    const views = row.map((message) => new MessageView(message, this.#reader, row.length > 1));
+    const place = (i) => (row.length > 1 ? `${i + 1} of ${row.length}` : "");
+    const views = row.map((message, i) => new MessageView(message, this.#reader, place(i)));
     const nodes = views.map(({ node }) => node);
     if (row.length === 1) this.#list.append(...nodes);
     else this.#list.append(element("div", { class: "samples", role: "group", "aria-label": "Samples" }, ...nodes));

@@ -98,9 +98,13 @@ def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: 
     expect(samples.locator(".prose")).to_have_count(2)
     expect(samples.get_by_role("button", name="Go on from this one")).to_have_count(1)
     assert sorted(request["seed"] for request in stub.requests) == [7, 8]
+    expect(page.locator("#announcer")).to_have_text(re.compile("^2 answers. (Heads|Tails).$"))
+    expect(page.locator("[aria-current=true].answer")).to_have_accessible_name("Answer 1 of 2")
+    second = page.get_by_role("article", name="Answer 2 of 2")
     other = samples.locator(".answer:not(.chosen)")
     text = other.locator(".prose").inner_text()
     other.get_by_role("button", name="Go on from this one").click()
+    expect(second).to_have_attribute("aria-current", "true")
     ask(page, "Go on")
     expect(page.locator(".answer .prose").first).to_have_text(text)
     expect(samples.locator(".prose")).to_have_text(["Done.", "Done."])
@@ -164,8 +168,10 @@ def test_chats_are_found_renamed_and_beside_a_wide_page(
 
 
 def test_says_where_the_time_of_an_answer_went(page: Page, stub: StubServer) -> None:
-    stub.scripts = [said("\n\n".join(["Quickly."] * 40))]
+    stub.scripts = [said("\n\n".join(["**Quickly.**"] * 70))]
     ask(page, "How fast?")
+    read_out = re.compile(r"^Answer complete\. (Quickly\. ){55}Quick… and more$")
+    expect(page.locator("#announcer")).to_have_text(read_out)
     why = last_answer(page).get_by_role("button", name="Why")
     why.click()
     rows = last_answer(page).locator(".why tr")
