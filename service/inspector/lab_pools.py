@@ -55,8 +55,8 @@ class LabPools:
         if visit is None or visit.tenant != tenant:
             raise ApiError(
                 404,
-                f"there is no pool {pool_id!r}: it was not used for {self._idle_seconds:g} s, or made room "
-                "for others; begin another",
+                f"there is no pool {pool_id!r}: it was not used for {self._idle_seconds:g} s, made room for "
+                "others, or the server has started anew; begin another",
                 param="pool_id",
                 code="pool_not_found",
             )

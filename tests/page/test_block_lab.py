@@ -72,6 +72,9 @@ def test_buttons_of_a_sequence_run_the_block_manager(visit: Callable[..., Page],
     expect(page.get_by_role("article", name="Sequence 2")).to_contain_text("host blocks")
     press(page, "Free, sequence 1")
     expect(figure(page, "used")).to_have_text("0")
+    live.call(live.server.state.lab_pools.close)
+    press(page, "Evict")
+    expect(page.locator("#said")).to_contain_text("or the server has started anew. This is a new one.")
     page.goto("about:blank")
     live.wait(lambda: len(live.server.state.lab_pools) == 0)
 
@@ -85,6 +88,7 @@ def test_the_lessons_beams_and_why_they_take_eight(visit: Callable[..., Page]) -
     page.get_by_label("Tokens a beam").fill("17")
     press(page, "Four beams of a 64-token prompt and 17 tokens")
     expect(figure(page, "used")).to_have_text("12")
+    expect(page.locator("#why")).to_contain_text("12 is right from 17 to 32 tokens")
 
 
 def test_an_append_without_room_says_so(visit: Callable[..., Page]) -> None:

@@ -119,6 +119,9 @@ def test_a_block_tells_who_holds_it(visit: Callable[..., Page], live: Live) -> N
     show(page, 2)
     expect(card).to_contain_text("cd34")
     expect(card).to_contain_text("Its tokens are another key's.")
+    show(page, 64)
+    expect(page.locator("#block-number:invalid")).to_be_focused()
+    expect(card).to_contain_text("Block 2")
 
 
 def test_pointing_at_the_map_finds_the_block(visit: Callable[..., Page]) -> None:

@@ -180,8 +180,8 @@ byId("zoom-in").addEventListener("click", () => map.zoom(1.6));
 byId("zoom-out").addEventListener("click", () => map.zoom(1 / 1.6));
 byId("zoom-fit").addEventListener("click", () => map.fit());
 byId("show-block").addEventListener("click", () => {
-  const place = Math.trunc(Number(byId("block-number").value));
-  if (history.shown && place >= 0 && place < history.shown.size) choose(place);
+  const field = byId("block-number");
+  if (field.reportValidity() && history.shown) choose(Number(field.value));
 });
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", newTheme);
 new MutationObserver(newTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });

@@ -5,6 +5,7 @@ import { element } from "../dom.js";
 import { untilKeyIsGiven } from "./locked.js";
 
 const APPENDS = [1, 16, 64];
+const GONE = "The pool was gone: unused for ten minutes, in the way of others, or the server has started anew. This is a new one.";
 const byId = (id) => document.getElementById(id);
 
 let poolId = null;
@@ -37,11 +38,12 @@ function step(body, after = () => {}) {
       draw((await post(`/v1/lab/pools/${poolId}`, body)).pool);
       after();
     } catch (error) {
-      if (error.code === "pool_not_found") {
+      const gone = error.code === "pool_not_found";
+      if (gone) {
         poolId = null;
         draw((await begin()).pool);
       }
-      byId("said").textContent = error.message;
+      byId("said").textContent = gone ? GONE : error.message;
       byId("said").classList.add("refused");
     }
   }).catch((error) => {
@@ -160,7 +162,7 @@ function explain(tokens) {
   byId("why").textContent =
     `The lesson says 12 blocks against 16. It really takes ${byId("used").textContent}, and ${byId("naive").textContent} without ` +
     "sharing, at 16 tokens a block: the prompt's 64 tokens fill 4 blocks, which all four beams name, and each beam " +
-    `needs ${Math.ceil(tokens / 16)} of its own for its ${tokens} tokens, so 4 + 4 × ${Math.ceil(tokens / 16)}. 12 is right from 17 tokens on, ` +
+    `needs ${Math.ceil(tokens / 16)} of its own for its ${tokens} tokens, so 4 + 4 × ${Math.ceil(tokens / 16)}. 12 is right from 17 to 32 tokens, ` +
     "when each beam needs two. 16 is four copies of the prompt alone.";
   byId("why").hidden = false;
 }
