@@ -10,11 +10,19 @@
       return null;
     }
   };
+  /** The browser's own frame: in the page's theme, where that is not the system's. */
+  const paintFrame = () => {
+    const { theme } = root.dataset;
+    for (const meta of document.querySelectorAll('meta[name="theme-color"]')) {
+      meta.media = theme ? (meta.dataset.theme === theme ? "all" : "not all") : `(prefers-color-scheme: ${meta.dataset.theme})`;
+    }
+  };
   const choose = (theme) => {
     // Choosing what the system has anyway means following the system again.
     const follows = theme === (system.matches ? "dark" : "light");
     if (follows) delete root.dataset.theme;
     else root.dataset.theme = theme;
+    paintFrame();
     try {
       if (follows) localStorage.removeItem("quire.theme");
       else localStorage.setItem("quire.theme", theme);
@@ -25,6 +33,7 @@
 
   const saved = chosen();
   if (saved === "light" || saved === "dark") root.dataset.theme = saved;
+  paintFrame();
 
   document.addEventListener("DOMContentLoaded", () => {
     document.getElementById("theme").addEventListener("click", () => {

@@ -57,12 +57,28 @@ def assert_accessible(page: Page) -> None:
     assert len(results.response["passes"]) > 10  # it did look
 
 
+# Of a field's border beside what is around it, which axe does not look at.
+CONTRAST = """(field) => {
+    const light = (colour) => {
+        const parts = colour.match(/[0-9.]+/g).slice(0, 3).map((part) => part / 255);
+        const [r, g, b] = parts.map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+    };
+    const border = light(getComputedStyle(field).borderTopColor);
+    const paper = light(getComputedStyle(document.body).backgroundColor);
+    return Math.max(border / paper, paper / border);
+}"""
+
+
 @pytest.mark.parametrize("look", LOOKS)
 def test_no_finding(open_page: Callable[..., Page], stub: StubServer, look: str) -> None:
     page = open_page(**LOOKS[look])
     expect(page.locator("#suggestions button")).to_have_count(4)
     expect(page.locator("#kv")).to_be_visible()
     assert_accessible(page)
+    page.evaluate("document.activeElement.blur()")
+    for field in ("#composer", "#system"):
+        assert page.locator(field).evaluate(CONTRAST) >= 3
 
     stub.scripts = [answer, api_error(429, "The queue is full; try again in 2 s.", "queue_full")]
     box = page.get_by_label("Message", exact=True)

@@ -671,6 +671,8 @@ def test_phone_has_no_sideways_scroll(open_page: OpenPage, stub: StubServer) -> 
     assert page.evaluate(fits)
     for name in ("Done", "Close settings"):
         expect(page.get_by_role("button", name=name)).to_be_in_viewport()
+    page.set_viewport_size({"width": 320, "height": 256})  # 400 % of a small window: the text needs the room
+    expect(page.locator("#kv")).to_be_hidden()
 
 
 def test_dark_mode_follows_the_system_and_the_button(open_page: OpenPage) -> None:
@@ -681,11 +683,16 @@ def test_dark_mode_follows_the_system_and_the_button(open_page: OpenPage) -> Non
     assert page.evaluate(lightness) is False
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(lightness) is True
+    metas = "[...document.querySelectorAll('meta[name=theme-color]')]"
+    frame = f"{metas}.find(({{ media }}) => matchMedia(media).matches)"
+    assert page.evaluate(f"{frame}.content") == "#fbfbfa"
     page.reload()
+    assert page.evaluate(f"{frame}.content") == "#fbfbfa"
     assert page.evaluate(lightness) is True
     page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate(lightness) is False
     assert page.evaluate("localStorage.getItem('quire.theme')") is None
+    assert page.evaluate(f"{frame}.content") == "#131615"
 
 
 def test_comes_back_when_the_server_does(page: Page, stub: StubServer) -> None:
