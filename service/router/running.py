@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from quire.service.api.responses.events import error_event
+from quire.service.api.responses.heads import head_of
 from quire.service.api.responses.replies import ResponseFailure
 from quire.service.errors import ApiError
 
@@ -27,10 +28,14 @@ _events = msgspec.json.Decoder(_Event)
 
 
 class RunningResponses:
-    """Each was asked for, and has not ended; if its replica is lost, nobody but the router can end it."""
+    """Each was asked for, and has not ended; if its replica is lost, nobody but the router can end it.
+
+    Each message but a cancel is answered once, by a response that is created or by an error: one that is
+    refused counts until it is, too.
+    """
 
     def __init__(self) -> None:
-        self._asked: Counter[str | None] = Counter()  # that have not begun, by their stream_id
+        self._asked: Counter[str | None] = Counter()  # without an answer so far, by their stream_id
         self._created: dict[str, _Event] = {}
         self._last: dict[str, int] = {}  # number of the newest event
 
@@ -38,25 +43,26 @@ class RunningResponses:
         return len(self._created) + self._asked.total()
 
     def asks(self, text: str | None) -> bool:
-        """Whether a client's message wants a response."""
-        return text is not None and _event(text).type == "response.create"
+        """Whether a client's message, None if it is a binary one, is answered."""
+        return head_of(text).cancelled_id is None  # a refused cancel is told by its response_id
 
     def ask(self, text: str | None) -> None:
         """It is passed on."""
-        event = _Event() if text is None else _event(text)
-        if event.type == "response.create":
-            self._asked[event.stream_id] += 1
+        head = head_of(text)
+        if head.cancelled_id is None:
+            self._asked[head.lane] += 1
 
     def refusal(self, text: str | None, error: ApiError) -> str:
-        stream_id = None if text is None else _event(text).stream_id
-        return error_event(error, stream_id=stream_id).data.decode()
+        return error_event(error, stream_id=head_of(text).lane).data.decode()
 
     def note(self, text: str) -> None:
         """An event was passed on."""
         event = _event(text)
-        if event.response_id is None:
-            if event.type == "error":
+        if event.type == "error":
+            if event.response_id is None:
                 self._settle(event.stream_id)
+            return
+        if event.response_id is None:
             return
         if event.type == "response.created":
             self._settle(event.stream_id)
@@ -68,12 +74,10 @@ class RunningResponses:
             self._last.pop(event.response_id, None)
 
     def _settle(self, stream_id: str | None) -> None:
-        """One that was asked for has begun, or is refused; who refuses it may not know its stream."""
-        asked = self._asked
-        name = stream_id if stream_id in asked else next(iter(asked), None)
-        asked[name] -= 1
-        if asked[name] <= 0:
-            del asked[name]
+        """One that was asked for has begun, or is refused: replicas name its stream as the client did."""
+        self._asked[stream_id] -= 1
+        if self._asked[stream_id] <= 0:
+            del self._asked[stream_id]
 
     def fail(self, error: ApiError) -> list[str]:
         """The last event of each, as its replica would have told it; none runs any more."""

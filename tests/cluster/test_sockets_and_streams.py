@@ -240,6 +240,33 @@ def test_a_router_that_drains(make_cluster: Callable[..., Cluster]) -> None:
     assert cluster.router.end() == 0
 
 
+def test_what_is_refused_ends_no_other_response(make_cluster: Callable[..., Cluster]) -> None:
+    """A router that drains waits for each that was asked for, whatever was refused meanwhile."""
+    cluster = make_cluster(auto=False)
+    replica = cluster.prefer(0)
+    with cluster.opened() as client:
+        for _ in range(2):
+            create(client, stream_id="mine", max_output_tokens=1)  # the second waits for the first
+        client.send("{")
+        client.send(b"{}")
+        create(client, stream_id="other", n=2)
+        client.send(json.dumps({"type": "response.cancel", "response_id": 5}))
+        client.send(json.dumps({"type": "response.cancel", "response_id": "r", "stream_id": "mine"}))
+        refused: list[dict[str, Any]] = []
+        while len(refused) < 5:
+            refused.append(until(client, "error")[-1])
+        assert [event.get("stream_id") for event in refused] == [None, None, "other", None, None]
+        cluster.router.server.stop_soon()
+        cluster.router.wait(lambda: cluster.router.server.state.draining)
+        for count in (1, 2):
+            replica.wait(lambda count=count: len(replica.engine.streams) == count)
+            step(replica)
+            assert until(client, *ENDS, "error")[-1]["type"] == "response.incomplete"
+        assert ending(client) == 1001
+    cluster.router.thread.join(20)
+    assert cluster.router.end() == 0
+
+
 def pick_up(router: LiveRouter, stream_id: str, last: str | None = None) -> httpx.Response:
     headers = KEY if last is None else {**KEY, "Last-Event-ID": last}
     return httpx.get(f"{router.url}/v1/streams/{stream_id}", headers=headers, timeout=SECONDS)

@@ -99,12 +99,20 @@ def test_a_socket_needs_the_key(make: Make) -> None:
 
 def test_a_router_that_ends_says_so(make: Make) -> None:
     """At once to who has nothing to wait for; to the others in the end."""
-    router = make(WebSocketReplica(echo), shutdown_timeout=0.2)
+
+    def talk(connection: ServerConnection) -> None:
+        for message in connection:
+            cancels = "cancel" in message
+            connection.send(
+                json.dumps({"type": "response.cancelled", "response_id": "r"} if cancels else CREATED)
+            )
+
+    router = make(WebSocketReplica(talk), shutdown_timeout=0.2)
     with open_socket(router) as idle, open_socket(router) as busy:
         for client in (idle, busy):
-            client.send(json.dumps(CREATED))
+            client.send(json.dumps({"type": "response.create"}))
             assert json.loads(client.recv(timeout=30)) == CREATED
-        idle.send(json.dumps({"type": "response.failed", "response_id": "r"}))
+        idle.send(json.dumps({"type": "response.cancel", "response_id": "r"}))
         assert idle.recv(timeout=30)
         router.server.stop_soon()
         assert ending(idle)[0] == 1001

@@ -290,6 +290,30 @@ async def test_refusals_leave_the_socket_open(service: Service) -> None:
     socket.leave()
 
 
+async def test_a_refusal_names_what_can_be_read(service: Service) -> None:
+    """By which a client, and a router, know what of all that was asked for it is."""
+    socket = Socket(service.app).start()
+    create, cancel = {"type": "response.create", "input": "a"}, {"type": "response.cancel"}
+    for count, (message, named) in enumerate(
+        [
+            ({**create, "stream_id": "s", "n": 2}, ("s", None)),
+            ({**create, "stream_id": "s", "model": "other"}, ("s", None)),
+            ({**create, "type": "response.steer", "stream_id": "s"}, ("s", None)),
+            ({**create, "stream_id": "s" * 257}, (None, None)),
+            ({**create, "stream_id": 5}, (None, None)),
+            ({**create, "n": 2}, (None, None)),
+            ('{"stream_id": "s"', (None, None)),
+            ({**cancel, "response_id": "r", "stream_id": "s"}, (None, "r")),
+            ({**cancel, "response_id": 5, "stream_id": "s"}, ("s", None)),
+        ],
+        1,
+    ):
+        socket.say(message)
+        error = await socket.until_type("error", count)
+        assert (error.get("stream_id"), error.get("response_id")) == named, message
+    socket.leave()
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=8), values, max_size=4),

@@ -50,6 +50,7 @@ _WITHOUT_EFFECT = (
 )
 
 Identifier = Annotated[str, Meta(max_length=256)]
+StreamId = Annotated[str, Meta(min_length=1, max_length=256, description=_STREAM_ID)]
 _Tool = Annotated[dict[str, Any], Meta(extra={"own": _FUNCTIONS})]
 
 
@@ -271,7 +272,7 @@ class ResponseCreate(
 ):
     """Over a WebSocket, where every response is streamed."""
 
-    stream_id: Annotated[str, Meta(min_length=1, max_length=256, description=_STREAM_ID)] | None = None
+    stream_id: StreamId | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

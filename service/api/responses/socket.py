@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.service.answer.conversations import Conversations
 from quire.service.api.responses.events import error_event
+from quire.service.api.responses.heads import head_of
 from quire.service.api.responses.protocol import ClientEvent, ResponseCancel, ResponseCreate
 from quire.service.api.responses.socket_response import SocketResponse
 from quire.service.api.sockets.failures import Cancelled
@@ -49,7 +50,11 @@ class _Talk:
             self._conversations.close()
 
     def _obey(self, text: str) -> None:
-        event = read(text, _decoder, ignore_unknown=self._scope["state"]["ignore_unknown"]).body
+        try:
+            event = read(text, _decoder, ignore_unknown=self._scope["state"]["ignore_unknown"]).body
+        except ApiError as error:
+            self._refuse(error, **head_of(text).names)
+            return
         if isinstance(event, ResponseCreate):
             self._create(event)
         else:
