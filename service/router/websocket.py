@@ -7,29 +7,26 @@ import logging
 
 import aiohttp
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from quire.service.errors import ENGINE_DEAD, ApiError, not_ready
 from quire.service.http.cancellation import Interruptible
+from quire.service.http.connection import ClientGone
 from quire.service.router.endings import tells_of_death
-from quire.service.router.headers import as_text, passed_on
-from quire.service.router.placement import NOWHERE, Placement
+from quire.service.router.handshake import Handshake, Link
 from quire.service.router.refusals import ReplicaLost, replica_lost
-from quire.service.router.replica import Replica
 from quire.service.router.running import RunningResponses
 from quire.service.router.running_answers import RunningAnswers
 from quire.service.router.state import RouterState
 
 log = logging.getLogger("quire.router")
 
-MAX_ATTEMPTS = 3
-HANDSHAKE_SECONDS = 10.0  # a replica that can take a WebSocket does so at once
 _ANSWERING = frozenset({"/v1/completions", "/v1/chat/completions"})
 GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
 
 
 class Tunnel:
-    """An ASGI app for WebSocket paths. Nothing is known of their prompts yet: they go by load."""
+    """An ASGI app for WebSocket paths."""
 
     def __init__(self, state: RouterState) -> None:
         self._state = state
@@ -38,60 +35,43 @@ class Tunnel:
         """Raises ApiError unless a replica took the WebSocket."""
         self._state.check_open()
         await receive()  # websocket.connect
-        opening = Interruptible()  # by the router's end
+        said: list[Message] = []  # by the client meanwhile
+        opening = Interruptible()  # by the router's end, and the client's
+
+        async def listen() -> None:
+            said.append(await receive())
+            if said[0]["type"] == "websocket.disconnect":
+                opening.interrupt(ClientGone("the client left during the handshake"))
+
+        listening = asyncio.create_task(listen())
         self._state.streams.add(opening)
         try:
             async with opening:
-                placement, attempt, replica = await self._connect(HTTPConnection(scope))
+                link = await Handshake(self._state, HTTPConnection(scope)).connect()
+        except ClientGone as gone:
+            log.info("WebSocket ended: %s", gone)
+            return
         finally:
             self._state.streams.discard(opening)
-        passage = Passage(self._state, scope, receive, send, replica)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+        async def receive_rest() -> Message:
+            return said.pop() if said else await receive()
+
+        passage = Passage(self._state, scope, receive_rest, send, link)
         try:
-            with placement.replica.request(give_up=passage.lose):
+            with link.replica.request(give_up=passage.lose):
                 await send(
                     {
                         "type": "websocket.accept",
-                        "subprotocol": replica.protocol,
-                        "headers": [(b"x-quire-route", placement.header(attempt))],
+                        "subprotocol": link.socket.protocol,
+                        "headers": [(b"x-quire-route", link.placement.header(link.attempt))],
                     }
                 )
                 await passage.run()
         finally:
-            await replica.close()
-
-    async def _connect(
-        self, client: HTTPConnection
-    ) -> tuple[Placement, int, aiohttp.ClientWebSocketResponse]:
-        tried: set[Replica] = set()
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            placement = await self._state.place(NOWHERE, tried)
-            tried.add(placement.replica)
-            self._state.metrics.placed(placement, attempt)
-            try:
-                async with asyncio.timeout(HANDSHAKE_SECONDS):
-                    opened = await self._open(client, placement)
-                asked = client.state.tenant, client.state.request_id.decode()
-                self._state.request_affinity.settle(asked, placement.replica)
-                return placement, attempt, opened
-            except aiohttp.WSServerHandshakeError as refusal:
-                if refusal.status not in (429, 502, 503) or attempt == MAX_ATTEMPTS:
-                    message = f"the replica refused the WebSocket: {refusal.status}"
-                    raise ApiError(refusal.status, message, code="websocket_refused") from None
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                placement.replica.lost(error)
-        raise ApiError(503, "no replica could answer", code="not_ready", retry_after=2)
-
-    async def _open(self, client: HTTPConnection, placement: Placement) -> aiohttp.ClientWebSocketResponse:
-        session = self._state.session
-        assert session is not None
-        headers = [*passed_on(client.headers.raw), (b"x-request-id", client.state.request_id)]
-        headers = [header for header in headers if header[0] != b"origin"]  # it is ours, and was checked
-        return await session.ws_connect(
-            placement.replica.address(client.scope),
-            headers=dict(as_text([*headers, *placement.headers])),
-            protocols=client.scope["subprotocols"],
-            max_msg_size=0,  # the replica's limits count
-        )
+            await link.socket.close()
 
 
 class Passage(Interruptible):
@@ -103,14 +83,14 @@ class Passage(Interruptible):
         scope: Scope,
         receive: Receive,
         send: Send,
-        replica: aiohttp.ClientWebSocketResponse,
+        link: Link,
     ) -> None:
         super().__init__()
         self._state = state
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._replica = replica
+        self._link = link
         self._running: RunningAnswers | RunningResponses = (
             RunningAnswers() if scope["path"] in _ANSWERING else RunningResponses()
         )
@@ -184,16 +164,16 @@ class Passage(Interruptible):
             self._count()
             try:
                 if text is not None:
-                    await self._replica.send_str(text)
+                    await self._link.socket.send_str(text)
                 else:
-                    await self._replica.send_bytes(message["bytes"])
+                    await self._link.socket.send_bytes(message["bytes"])
             except (aiohttp.ClientError, OSError):
                 return ABNORMAL
         raise ConnectionResetError("the client closed the WebSocket")
 
     async def _pass_down(self) -> int:
         while True:
-            message = await self._replica.receive()
+            message = await self._link.socket.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
                 if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
                     return ABNORMAL
@@ -205,7 +185,7 @@ class Passage(Interruptible):
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._say(message.data)
             elif message.type is aiohttp.WSMsgType.CLOSE:
-                return self._replica.close_code or NO_STATUS
+                return self._link.socket.close_code or NO_STATUS
             else:
                 return ABNORMAL
 

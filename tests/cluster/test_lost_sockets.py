@@ -15,9 +15,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.server import ServerConnection
 
 from quire.service.config import ServiceConfig
-from quire.service.router import websocket
+from quire.service.router import handshake
+from quire.service.router.handshake import Link
 from quire.service.router.placement import Placement
-from quire.service.router.replica import SILENT_PROBES
+from quire.service.router.replica import SILENT_PROBES, Replica
 from quire.service.router.state import RouterState
 from quire.service.router.websocket import Passage
 from tests.cluster.websocket_replica import (
@@ -139,7 +140,8 @@ class _Leaving:
 @pytest.mark.anyio
 async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
     """What it said before it left is the client's, though nothing can be sent there any more."""
-    replica = _Leaving(CREATED, {"type": "response.completed", "response_id": "r"})
+    leaving: Any = _Leaving(CREATED, {"type": "response.completed", "response_id": "r"})
+    link = Link(Placement.at_home(Replica("http://a", up=True)), 1, leaving)
     sent: list[Any] = []
     asked = iter([{"type": "websocket.receive", "text": "more"}])
 
@@ -151,7 +153,7 @@ async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
 
     state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
     scope = {"path": "/v1/responses", "state": {}}
-    await Passage(state, scope, receive, send, replica).run()  # type: ignore[arg-type]
+    await Passage(state, scope, receive, send, link).run()
     *events, closed = sent
     assert [json.loads(event["text"])["type"] for event in events] == [
         "response.created",
@@ -167,7 +169,7 @@ def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: py
     router = make(silent, other)
 
     def note(placement: Placement, attempt: int) -> None:
-        monkeypatch.setattr(websocket, "HANDSHAKE_SECONDS", 0.1 if attempt == 1 else 30.0)
+        monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.1 if attempt == 1 else 30.0)
 
     monkeypatch.setattr(router.server.state.metrics, "placed", note)
     with open_socket(router) as client:
@@ -176,6 +178,39 @@ def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: py
         assert client.response is not None
         assert client.response.headers["x-quire-route"].endswith("attempt=2")
     over.set()
+
+
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
+
+def test_a_handshake_ends_with_its_client(make: Make) -> None:
+    over = threading.Event()
+    first, second = WebSocketReplica(echo, until=over), WebSocketReplica(echo, until=over)
+    router = make(first, second)
+    with socket.create_connection(("127.0.0.1", router.port), 30) as client:
+        client.sendall(HANDSHAKE)
+        router.wait(lambda: bool(first.requests))
+    router.wait(lambda: not router.server.state.streams)
+    over.set()
+    assert not second.requests
+    assert [replica.up for replica in router.server.state.replicas] == [True, True]
+
+
+def test_what_is_said_before_the_handshakes_end_is_passed_on(make: Make) -> None:
+    over = threading.Event()
+    replica = WebSocketReplica(echo, until=over)
+    router = make(replica)
+    with socket.create_connection(("127.0.0.1", router.port), 30) as client:
+        client.sendall(HANDSHAKE)
+        router.wait(lambda: bool(replica.requests))
+        client.sendall(b"\x81\x82\0\0\0\0hi")
+        over.set()
+        received = b""
+        while not received.endswith(b"\x81\x02hi"):
+            received += client.recv(4096)
 
 
 def test_a_handshake_ends_with_its_router(make: Make) -> None:

@@ -11,6 +11,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.server import ServerConnection
 
+from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 from tests.cluster.websocket_replica import (
     CREATED,
     Make,
@@ -83,6 +84,42 @@ def test_a_refusal_is_the_handshakes_answer(make: Make, refusal: HTTPStatus) -> 
         open_socket(router)
     assert refused.value.response.status_code == refusal
     assert b'"error"' in (refused.value.response.body or b"")
+
+
+BUSY = {"error": {"message": "16 wait", "type": "rate_limit_error", "param": "n", "code": "queue_full"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code"),
+    [(429, 429, "queue_full"), (503, 503, "queue_full"), (403, 403, "queue_full")]
+    + [(odd, 502, "websocket_refused") for odd in (200, 204, 302, 999)],
+)
+def test_a_refusal_is_told_in_the_replicas_words(status: int, told: int, code: str) -> None:
+    """By each replica once; what is no refusal is a fault of the replica, and leads nowhere else."""
+
+    def refuse(exchange: Exchange) -> None:
+        if status == 204:
+            exchange.head(204)
+        else:
+            exchange.reply(status, json.dumps(BUSY).encode(), retry_after="7", location="/elsewhere")
+
+    replicas = [StubReplica(refuse) for _ in range(2)]
+    router = LiveRouter(replicas)
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    response = refused.value.response
+    error = json.loads(response.body or b"")["error"]
+    assert (response.status_code, error["code"]) == (told, code)
+    if told == status:
+        assert (error["message"], error["param"], response.headers["retry-after"]) == ("16 wait", "n", "7")
+    attempts = [len(replica.exchanges) for replica in replicas]
+    assert sorted(attempts) == ([0, 1] if status == 403 else [1, 1])
+    assert {exchange.path for replica in replicas for exchange in replica.exchanges} == {
+        "/v1/responses?a=%2F"
+    }
+    router.end()
+    for replica in replicas:
+        replica.close()
 
 
 def test_a_socket_needs_the_key(make: Make) -> None:

@@ -1,0 +1,136 @@
+"""A WebSocket's handshake with a replica, on behalf of its client's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+from starlette.requests import HTTPConnection
+
+from quire.service.errors import ApiError, not_ready
+from quire.service.json_fields import MAX_REPLY_LOGPROBS
+from quire.service.router.headers import as_text, passed_on
+from quire.service.router.placement import NOWHERE, Placement
+from quire.service.router.replica import Replica
+from quire.service.router.state import RouterState
+
+MAX_ATTEMPTS = 3
+HANDSHAKE_SECONDS = 10.0  # a replica that can take a WebSocket does so at once
+# The largest message is a whole answer with its log-probabilities, each some hundred bytes.
+MAX_MESSAGE_BYTES = MAX_REPLY_LOGPROBS << 8
+_MAX_REFUSAL_BYTES = 64 << 10
+_SWITCHING_PROTOCOLS = 101
+_BUSY = frozenset({429, 502, 503})  # another replica may say better; else this is the answer
+
+
+class _Detail(msgspec.Struct):
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Detail
+
+
+_refusals = msgspec.json.Decoder(_Refusal)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A WebSocket that a replica took."""
+
+    placement: Placement
+    attempt: int
+    socket: aiohttp.ClientWebSocketResponse
+
+    @property
+    def replica(self) -> Replica:
+        return self.placement.replica
+
+
+class Handshake:
+    """What one client asks for, said to one replica after another until one takes it."""
+
+    def __init__(self, state: RouterState, client: HTTPConnection) -> None:
+        self._state = state
+        self._client = client
+
+    async def connect(self) -> Link:
+        """Nothing is known of prompts yet: it goes by load. Raises ApiError if no replica takes it."""
+        tried: set[Replica] = set()
+        refusal = not_ready("no replica could answer", 2)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            placement = await self._state.place(NOWHERE, tried)
+            tried.add(placement.replica)
+            try:
+                return await self._attempt(placement, attempt)
+            except ApiError as error:
+                if error.status not in _BUSY:
+                    raise
+                refusal = error
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                placement.replica.lost(error)
+            if not self._state.has_others(tried):
+                break
+        raise refusal
+
+    async def _attempt(self, placement: Placement, attempt: int) -> Link:
+        """Raises ApiError if the replica refuses, and what aiohttp raises if it cannot be asked."""
+        self._state.metrics.placed(placement, attempt)
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            socket = await self._open(placement)
+        asked = self._client.state.tenant, self._client.state.request_id.decode()
+        self._state.request_affinity.settle(asked, placement.replica)
+        return Link(placement, attempt, socket)
+
+    async def _open(self, placement: Placement) -> aiohttp.ClientWebSocketResponse:
+        opened = self._state.session
+        assert opened is not None
+        client = self._client
+        headers = [*passed_on(client.headers.raw), (b"x-request-id", client.state.request_id)]
+        async with aiohttp.ClientSession(  # as the router's own, but for what is no WebSocket
+            connector=opened.connector,
+            connector_owner=False,
+            timeout=opened.timeout,
+            cookie_jar=opened.cookie_jar,
+            middlewares=(_refuse,),
+        ) as session:
+            return await session.ws_connect(
+                placement.replica.address(client.scope),
+                headers=dict(as_text([*headers, *placement.headers])),
+                protocols=client.scope["subprotocols"],
+                max_msg_size=MAX_MESSAGE_BYTES,
+            )
+
+
+async def _refuse(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Raises ApiError with the words of a replica that takes no WebSocket: aiohttp would not read them."""
+    response = await handler(request)
+    if response.status == _SWITCHING_PROTOCOLS:
+        return response
+    try:
+        body = await response.content.readexactly(_MAX_REFUSAL_BYTES)
+    except asyncio.IncompleteReadError as whole:
+        body = whole.partial
+    finally:
+        response.close()
+    raise refusal_of(response.status, response.headers.get("retry-after", ""), body)
+
+
+def refusal_of(status: int, retry_after: str, body: bytes) -> ApiError:
+    """Return a replica's refusal as its client is told of it."""
+    if not 400 <= status <= 599:
+        message = f"the replica answered the WebSocket's handshake with {status}, which is no refusal"
+        return ApiError(502, message, code="websocket_refused")
+    try:
+        detail = _refusals.decode(body).error
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        detail = _Detail(f"the replica refused the WebSocket: {status}", code="websocket_refused")
+    seconds = int(retry_after) if re.fullmatch("[0-9]{1,9}", retry_after) else None
+    return ApiError(status, detail.message, param=detail.param, code=detail.code, retry_after=seconds)
