@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import aiohttp
 from starlette.requests import HTTPConnection
@@ -13,7 +14,7 @@ from quire.service.errors import ENGINE_DEAD, ApiError, not_ready
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone
 from quire.service.router.endings import tells_of_death
-from quire.service.router.handshake import Handshake, Link
+from quire.service.router.handshake import MAX_MESSAGE_BYTES, Handshake, Link
 from quire.service.router.refusals import ReplicaLost, replica_lost
 from quire.service.router.running import RunningResponses
 from quire.service.router.running_answers import RunningAnswers
@@ -22,7 +23,24 @@ from quire.service.router.state import RouterState
 log = logging.getLogger("quire.router")
 
 _ANSWERING = frozenset({"/v1/completions", "/v1/chat/completions"})
-GOING_AWAY, NO_STATUS, ABNORMAL, INTERNAL_ERROR = 1001, 1005, 1006, 1011
+GOING_AWAY, NO_STATUS, ABNORMAL, MESSAGE_TOO_BIG, INTERNAL_ERROR = 1001, 1005, 1006, 1009, 1011
+
+
+@dataclass(frozen=True)
+class Close:
+    """How a WebSocket ends. A reason that came in a frame has room in another: 123 bytes."""
+
+    code: int
+    reason: str = ""
+    error: ApiError | None = None  # why the router ends it, if it does
+
+    @property
+    def sent_code(self) -> int:
+        """Return the code in a frame, which may have neither of the two that say that none came."""
+        return {NO_STATUS: 1000, ABNORMAL: INTERNAL_ERROR}.get(self.code, self.code)
+
+
+LOST = Close(ABNORMAL)
 
 
 class Tunnel:
@@ -99,12 +117,12 @@ class Passage(Interruptible):
     async def run(self) -> None:
         """Until either side closes, and the other one has been told."""
         self._state.streams.add(self)
-        code, ends = GOING_AWAY, []
+        close, ends = Close(GOING_AWAY), []
         try:
             async with self:
-                code = await self._pass()
+                close = await self._pass()
         except ReplicaLost:
-            code = ABNORMAL
+            close = LOST
         except ApiError as reason:
             ends = self._running.fail(reason)
         except (OSError, TimeoutError):  # the client left, or reads no more
@@ -113,15 +131,17 @@ class Passage(Interruptible):
         finally:
             self._state.streams.discard(self)
             self._state.generations.discard(self)
-        if code == ABNORMAL or self._running:
+        error = close.error
+        if error is None and (close.code == ABNORMAL or self._running):
+            error = replica_lost(" in the middle of the WebSocket")
+        if error is not None:
             self._state.metrics.failures["during"] += 1
-            ends = self._running.lose(replica_lost(" in the middle of the WebSocket"))
-            code = INTERNAL_ERROR if code == ABNORMAL else code
+            ends = self._running.lose(error)
         try:
             async with asyncio.timeout(self._state.config.terminal_timeout):
                 for end in ends:
                     await self._say(end)
-                await self._send({"type": "websocket.close", "code": 1000 if code == NO_STATUS else code})
+                await self._send({"type": "websocket.close", "code": close.sent_code, "reason": close.reason})
         except (OSError, TimeoutError):
             self._scope["state"]["abort"]()
 
@@ -136,8 +156,8 @@ class Passage(Interruptible):
         """The replica is lost, although its connection is not."""
         super().interrupt(ReplicaLost("it does not answer any more", begun=True))
 
-    async def _pass(self) -> int:
-        """The code to close with: the replica's; ABNORMAL if it said none.
+    async def _pass(self) -> Close:
+        """How to close: as the replica does; LOST if it does not say.
 
         A replica that takes no more may have said things before: they are the client's.
         """
@@ -148,13 +168,14 @@ class Passage(Interruptible):
             if up.done():
                 up.result()  # raises if the client left
                 await asyncio.wait((down,), timeout=self._state.config.terminal_timeout)
-            return down.result() if down.done() else ABNORMAL
+            return down.result() if down.done() else LOST
         finally:
             for task in (up, down):
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
 
-    async def _pass_up(self) -> int:
+    async def _pass_up(self) -> None:
+        """Until the replica takes no more. Raises ConnectionResetError once the client has left."""
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
             if self._leaving and self._running.asks(text):
@@ -168,26 +189,29 @@ class Passage(Interruptible):
                 else:
                     await self._link.socket.send_bytes(message["bytes"])
             except (aiohttp.ClientError, OSError):
-                return ABNORMAL
+                return
         raise ConnectionResetError("the client closed the WebSocket")
 
-    async def _pass_down(self) -> int:
+    async def _pass_down(self) -> Close:
         while True:
             message = await self._link.socket.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
                 if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
-                    return ABNORMAL
+                    return LOST
                 await self._say(message.data)
                 self._running.note(message.data)
                 self._count()
                 if self._leaving and not self._running:
-                    return GOING_AWAY
+                    return Close(GOING_AWAY)
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._say(message.data)
             elif message.type is aiohttp.WSMsgType.CLOSE:
-                return self._link.socket.close_code or NO_STATUS
+                return Close(self._link.socket.close_code or NO_STATUS, message.extra or "")
+            elif isinstance(message.data, aiohttp.WebSocketError) and message.data.code == MESSAGE_TOO_BIG:
+                text = f"a message of the replica has more than the {MAX_MESSAGE_BYTES} bytes that pass on"
+                return Close(INTERNAL_ERROR, text, ApiError(502, text, code="message_too_large"))
             else:
-                return ABNORMAL
+                return LOST
 
     def _count(self) -> None:
         """A drain waits for what runs."""

@@ -100,6 +100,26 @@ def test_each_response_of_a_lost_replica_hears_of_it(make: Make, end: Talk, code
         assert ending(client)[0] == code
 
 
+def test_a_message_that_is_too_large_ends_its_socket(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which holds it whole; what runs on the socket hears of it."""
+    monkeypatch.setattr(handshake, "MAX_MESSAGE_BYTES", 1000)
+
+    def swell(connection: ServerConnection) -> None:
+        for size in map(int, connection):
+            connection.send("a" * size)
+
+    router = make(WebSocketReplica(swell))
+    with open_socket(router, "/v1/completions") as client:
+        client.send("999")
+        assert client.recv(timeout=30) == "a" * 999
+        client.send("1001")
+        for _ in range(2):
+            assert json.loads(client.recv(timeout=30))["error"]["code"] == "message_too_large"
+        code, reason = ending(client)
+        assert code == 1011 and "bytes" in reason
+    assert router.server.state.metrics.failures["during"] == 1
+
+
 def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
     over = threading.Event()
 
@@ -159,7 +179,7 @@ async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
         "response.created",
         "response.completed",
     ]
-    assert closed == {"type": "websocket.close", "code": 1001}
+    assert closed == {"type": "websocket.close", "code": 1001, "reason": ""}
 
 
 def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,10 @@ def test_messages_pass_both_ways(make: Make) -> None:
 
 
 def test_the_replicas_end_is_the_clients(make: Make) -> None:
-    router = make(WebSocketReplica(lambda connection: connection.close(4001)))
+    reason = "\N{SNOWMAN}" * 41  # as long as one may be
+    router = make(WebSocketReplica(lambda connection: connection.close(4001, reason)))
     with open_socket(router) as client:
-        assert ending(client)[0] == 4001
+        assert ending(client) == (4001, reason)
 
 
 def test_the_clients_end_is_the_replicas(make: Make) -> None:
