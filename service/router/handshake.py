@@ -11,11 +11,14 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from quire.service.errors import ApiError, not_ready
+from quire.service.http.subprotocols import offered_key
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
 from quire.service.router.replica import Replica
+from quire.service.router.response_affinity import response_key
 from quire.service.router.state import RouterState
+from quire.service.router.stream_affinity import StreamKey
 
 MAX_ATTEMPTS = 3
 HANDSHAKE_SECONDS = 10.0  # a replica that can take a WebSocket does so at once
@@ -66,6 +69,7 @@ class Handshake:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             placement = await self._state.place(NOWHERE, tried)
             tried.add(placement.replica)
+            self._state.metrics.placed(placement, attempt)
             try:
                 return await self._attempt(placement, attempt)
             except ApiError as error:
@@ -78,9 +82,46 @@ class Handshake:
                 break
         raise refusal
 
+    async def go_on_from(self, response_id: str, here: Replica) -> Link | None:
+        """Return a WebSocket of the replica that stored a response. None: it is `here`, or cannot be had."""
+        key = response_key(self._client.state.tenant, response_id)
+        if key is None:
+            return None
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                storer = await self._storer(key, here)
+                return None if storer is here else await self._attempt(Placement.at_home(storer), 1)
+        except (ApiError, aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+    async def _storer(self, key: StreamKey, here: Replica) -> Replica:
+        """Return who has a response, by what this router knows, or else what replicas say; else `here`."""
+        affinity = self._state.response_affinity
+        known = affinity.find(key, self._state.replicas)
+        if known is not None:
+            return known if known.up else here
+        others = [replica for replica in self._state.replicas if replica.usable and replica is not here]
+        for replica in [here, *others][:MAX_ATTEMPTS]:
+            if await self._has(replica, key[1]):
+                affinity.settle(key, replica)
+                return replica
+        return here
+
+    async def _has(self, replica: Replica, response_id: str) -> bool:
+        session, client = self._state.session, self._client
+        assert session is not None
+        headers = passed_on(client.headers.raw)
+        if key := offered_key(client.scope):
+            headers = [*headers, (b"x-api-key", key)]
+        url = f"{replica.url}/v1/responses/{response_id}"
+        try:
+            async with session.get(url, headers=as_text(headers), allow_redirects=False) as answer:
+                return answer.status == 200
+        except (aiohttp.ClientError, OSError):
+            return False
+
     async def _attempt(self, placement: Placement, attempt: int) -> Link:
         """Raises ApiError if the replica refuses, and what aiohttp raises if it cannot be asked."""
-        self._state.metrics.placed(placement, attempt)
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             socket = await self._open(placement)
         asked = self._client.state.tenant, self._client.state.request_id.decode()

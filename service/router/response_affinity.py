@@ -32,6 +32,11 @@ def previous_response(request: Request, body: bytes) -> StreamKey | None:
     return None if found is None else (request.state.tenant, found.group(1).decode())
 
 
+def response_key(tenant: str, response_id: str) -> StreamKey | None:
+    """Return what a response that a WebSocket's message names goes by, if it may be one of ours."""
+    return (tenant, response_id) if re.fullmatch(_ID.decode(), response_id) else None
+
+
 def created_response(request: Request, content: bytes) -> StreamKey | None:
     """Return the response that an answer, or the beginning of one, tells of."""
     found = _CREATED.search(content) if request.url.path == _PATH else None

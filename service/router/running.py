@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -34,7 +35,9 @@ class RunningResponses:
     refused counts until it is, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note_stored: Callable[[str], None] = lambda _: None) -> None:
+        """`note_stored` is told the id of each that will be stored."""
+        self._note_stored = note_stored
         self._asked: Counter[str | None] = Counter()  # without an answer so far, by their stream_id
         self._created: dict[str, _Event] = {}
         self._last: dict[str, int] = {}  # number of the newest event
@@ -67,6 +70,8 @@ class RunningResponses:
         if event.type == "response.created":
             self._settle(event.stream_id)
             self._created[event.response_id] = event
+            if event.response.get("store") is True:
+                self._note_stored(event.response_id)
         if event.response_id in self._created:
             self._last[event.response_id] = event.sequence_number
         if event.type in _ENDS:

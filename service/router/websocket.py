@@ -10,11 +10,13 @@ import aiohttp
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
+from quire.service.api.responses.heads import head_of
 from quire.service.errors import ENGINE_DEAD, ApiError, not_ready
 from quire.service.http.cancellation import Interruptible
 from quire.service.http.connection import ClientGone
 from quire.service.router.endings import tells_of_death
-from quire.service.router.handshake import MAX_MESSAGE_BYTES, Handshake, Link
+from quire.service.router.handshake import MAX_MESSAGE_BYTES, Handshake
+from quire.service.router.line import Line
 from quire.service.router.refusals import ReplicaLost, replica_lost
 from quire.service.router.running import RunningResponses
 from quire.service.router.running_answers import RunningAnswers
@@ -61,11 +63,12 @@ class Tunnel:
             if said[0]["type"] == "websocket.disconnect":
                 opening.interrupt(ClientGone("the client left during the handshake"))
 
+        handshake = Handshake(self._state, HTTPConnection(scope))
         listening = asyncio.create_task(listen())
         self._state.streams.add(opening)
         try:
             async with opening:
-                link = await Handshake(self._state, HTTPConnection(scope)).connect()
+                link = await handshake.connect()
         except ClientGone as gone:
             log.info("WebSocket ended: %s", gone)
             return
@@ -77,19 +80,17 @@ class Tunnel:
         async def receive_rest() -> Message:
             return said.pop() if said else await receive()
 
-        passage = Passage(self._state, scope, receive_rest, send, link)
-        try:
-            with link.replica.request(give_up=passage.lose):
-                await send(
-                    {
-                        "type": "websocket.accept",
-                        "subprotocol": link.socket.protocol,
-                        "headers": [(b"x-quire-route", link.placement.header(link.attempt))],
-                    }
-                )
-                await passage.run()
-        finally:
-            await link.socket.close()
+        line = Line(handshake, link)
+        passage = Passage(self._state, scope, receive_rest, send, line)
+        async with line.held(give_up=passage.lose):
+            await send(
+                {
+                    "type": "websocket.accept",
+                    "subprotocol": link.socket.protocol,
+                    "headers": [(b"x-quire-route", link.placement.header(link.attempt))],
+                }
+            )
+            await passage.run()
 
 
 class Passage(Interruptible):
@@ -101,17 +102,19 @@ class Passage(Interruptible):
         scope: Scope,
         receive: Receive,
         send: Send,
-        link: Link,
+        line: Line,
     ) -> None:
         super().__init__()
         self._state = state
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._link = link
+        self._line = line
+        answering = scope["path"] in _ANSWERING
         self._running: RunningAnswers | RunningResponses = (
-            RunningAnswers() if scope["path"] in _ANSWERING else RunningResponses()
+            RunningAnswers() if answering else RunningResponses(self._note_stored)
         )
+        self._is_placed = answering  # whether no message has the line lead elsewhere any more
         self._leaving = False
 
     async def run(self) -> None:
@@ -183,18 +186,19 @@ class Passage(Interruptible):
                 continue
             self._running.ask(text)
             self._count()
+            previous = None if self._is_placed else head_of(text).previous_id
+            self._is_placed = True
+            if previous is not None:
+                await self._line.go_on_from(previous)
             try:
-                if text is not None:
-                    await self._link.socket.send_str(text)
-                else:
-                    await self._link.socket.send_bytes(message["bytes"])
+                await self._line.send(message["bytes"] if text is None else text)
             except (aiohttp.ClientError, OSError):
                 return
         raise ConnectionResetError("the client closed the WebSocket")
 
     async def _pass_down(self) -> Close:
         while True:
-            message = await self._link.socket.receive()
+            message = await self._line.receive()
             if message.type is aiohttp.WSMsgType.TEXT:
                 if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
                     return LOST
@@ -206,12 +210,17 @@ class Passage(Interruptible):
             elif message.type is aiohttp.WSMsgType.BINARY:
                 await self._say(message.data)
             elif message.type is aiohttp.WSMsgType.CLOSE:
-                return Close(self._link.socket.close_code or NO_STATUS, message.extra or "")
+                return Close(message.data or NO_STATUS, message.extra or "")
             elif isinstance(message.data, aiohttp.WebSocketError) and message.data.code == MESSAGE_TOO_BIG:
                 text = f"a message of the replica has more than the {MAX_MESSAGE_BYTES} bytes that pass on"
                 return Close(INTERNAL_ERROR, text, ApiError(502, text, code="message_too_large"))
             else:
                 return LOST
+
+    def _note_stored(self, response_id: str) -> None:
+        """Later requests about it go where it is."""
+        key = self._scope["state"]["tenant"], response_id
+        self._state.response_affinity.settle(key, self._line.replica)
 
     def _count(self) -> None:
         """A drain waits for what runs."""

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientConnectionResetError, WSMessage, WSMsgType
+from starlette.requests import HTTPConnection
 from websockets.exceptions import InvalidStatus
 from websockets.sync.server import ServerConnection
 
 from quire.service.config import ServiceConfig
 from quire.service.router import handshake
-from quire.service.router.handshake import Link
+from quire.service.router.handshake import Handshake, Link
+from quire.service.router.line import Line
 from quire.service.router.placement import Placement
 from quire.service.router.replica import SILENT_PROBES, Replica
 from quire.service.router.state import RouterState
@@ -172,8 +174,9 @@ async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
         sent.append(message)
 
     state = RouterState(ServiceConfig(served_model_names=("tiny",)), max_held_bytes=1)
-    scope = {"path": "/v1/responses", "state": {}}
-    await Passage(state, scope, receive, send, link).run()
+    scope = {"type": "websocket", "path": "/v1/responses", "state": {}}
+    line = Line(Handshake(state, HTTPConnection(scope)), link)
+    await Passage(state, scope, receive, send, line).run()
     *events, closed = sent
     assert [json.loads(event["text"])["type"] for event in events] == [
         "response.created",

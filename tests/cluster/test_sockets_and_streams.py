@@ -55,9 +55,10 @@ class Cluster:
         self.router.prefer(self.replicas[at])
         return self.replicas[at]
 
-    def opened(self, **options: Any) -> ClientConnection:
+    def opened(self, router: LiveRouter | None = None, **options: Any) -> ClientConnection:
         options.setdefault("additional_headers", KEY)
-        return connect(f"ws://127.0.0.1:{self.router.port}/v1/responses", open_timeout=SECONDS, **options)
+        port = (router or self.router).port
+        return connect(f"ws://127.0.0.1:{port}/v1/responses", open_timeout=SECONDS, **options)
 
     def end(self) -> None:
         for server in (*self.routers, *self.replicas):
@@ -133,6 +134,44 @@ def test_a_stored_response_is_found_where_it_is(cluster: Cluster) -> None:
     stranger.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
+    other.end()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_socket_goes_on_from_a_response_where_it_is_stored(cluster: Cluster, at: int) -> None:
+    """If its first message does: by a router that knows where, and by one that asks, with either key."""
+    other = cluster.add_router()
+    cluster.prefer(at)
+    url = f"{cluster.router.url}/v1/responses"
+    asked = {"model": "tiny", "input": "a", "max_output_tokens": 2}
+    previous = httpx.post(url, json=asked, headers=KEY, timeout=SECONDS).json()["id"]
+    cluster.prefer(1 - at)
+    other.prefer(cluster.replicas[1 - at])
+    by_protocol: dict[str, Any] = {
+        "additional_headers": {},
+        "subprotocols": ["openai-insecure-api-key.key", "quire"],
+    }
+    for router, options in ((cluster.router, {}), (other, {}), (other, by_protocol)):
+        with cluster.opened(router, **options) as client:
+            create(client, previous_response_id=previous, store=True, max_output_tokens=2)
+            last = until(client, *ENDS, "error")[-1]
+            assert (last["type"], last["response"]["previous_response_id"]) == (
+                "response.incomplete",
+                previous,
+            )
+            previous = last["response"]["id"]
+        stored = httpx.get(f"{router.url}/v1/responses/{previous}", headers=KEY)
+        assert stored.status_code == 200
+        assert stored.headers["x-quire-route"].endswith("attempt=1")  # it knows where
+    with cluster.opened() as client:  # which stays where its first message went
+        for named in ({}, {"previous_response_id": previous}, {"previous_response_id": "../health"}, {}):
+            create(client, max_output_tokens=2, **named)
+            last = until(client, *ENDS, "error")[-1]
+            if named:
+                assert last["error"]["code"] == "previous_response_not_found"
+            else:
+                assert last["type"] == "response.incomplete"
+    other.wait(lambda: all(each.in_flight in (0, 100) for each in other.server.state.replicas))
     other.end()
 
 

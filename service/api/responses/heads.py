@@ -19,12 +19,18 @@ class Head(msgspec.Struct):
     type: msgspec.Raw = _NULL
     stream_id: msgspec.Raw = _NULL
     response_id: msgspec.Raw = _NULL
+    previous_response_id: msgspec.Raw = _NULL
 
     @property
     def cancelled_id(self) -> str | None:
         """Return the response that the message cancels, if it is a cancel that names one."""
         cancels = _readable(self.type, str) == "response.cancel"
         return _readable(self.response_id, Identifier) if cancels else None
+
+    @property
+    def previous_id(self) -> str | None:
+        """Return the response that the message goes on from, if it names one."""
+        return _readable(self.previous_response_id, Identifier)
 
     @property
     def lane(self) -> str | None:
