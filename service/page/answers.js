@@ -11,6 +11,7 @@ const LOOK_MS = 50;
 
 export class Answers {
   #library;
+  #reads;
   #begun;
   #changed;
   #ended;
@@ -18,11 +19,12 @@ export class Answers {
   #waiting = new Set(); // ids of messages that another tab reads
 
   /**
-   * begun() is called once what was asked is stored, changed(conversation, message) for all that comes, and
-   * ended(conversation, message) when it is final.
+   * reads(conversation) is called when an answer of it begins to be read, begun() once what was asked is stored,
+   * changed(conversation, message) for all that comes, and ended(conversation, message) when it is final.
    */
-  constructor(library, { begun, changed, ended }) {
+  constructor(library, { reads, begun, changed, ended }) {
     this.#library = library;
+    this.#reads = reads;
     this.#begun = begun;
     this.#changed = changed;
     this.#ended = ended;
@@ -99,6 +101,7 @@ export class Answers {
   async #readAlone(conversation, message, request, within = (stream, work) => work()) {
     const abort = new AbortController();
     this.#reading.set(message, { conversation, abort });
+    this.#reads(conversation);
     const changed = () => {
       this.#library.saveSoon(conversation);
       this.#changed(conversation, message);

@@ -11,7 +11,7 @@ export class Composer {
   #send;
   #changed;
 
-  /** changed(text) is called whenever the text is no longer what it was. */
+  /** send(text) returns whether it took the text; changed(text) is called whenever the user has changed it. */
   constructor({ send, stop, changed }) {
     this.#send = send;
     this.#changed = changed;
@@ -52,9 +52,11 @@ export class Composer {
     this.#input.focus({ preventScroll: true });
   }
 
-  /** Focuses only where that opens no on-screen keyboard. */
+  /** Focuses only where that opens no on-screen keyboard, and takes the focus from nothing else. */
   focusWithKeyboard() {
-    if (window.matchMedia("(hover: hover)").matches) this.focus();
+    const { activeElement } = document;
+    const idle = activeElement === document.body || this.#form.contains(activeElement);
+    if (idle && window.matchMedia("(hover: hover)").matches) this.focus();
   }
 
   /** What was entered early waits to be entered again. */
@@ -79,10 +81,8 @@ export class Composer {
     const text = this.#input.value.trim();
     this.#early = !this.#ready && !this.#busy && text !== "";
     if (!this.#ready || this.#busy || text === "") return this.#refresh();
-    this.#input.value = "";
+    if (this.#send(text)) this.#input.value = "";
     this.#refresh();
-    this.#changed("");
-    this.#send(text);
   }
 
   #refresh() {

@@ -47,7 +47,12 @@ const library = new Library({
   full: () => showToast("The browser's storage is full: delete a chat, or export them."),
   elsewhere: showElsewhere,
 });
-const answers = new Answers(library, { begun: () => chats.update(), changed: showChange, ended: showEnd });
+const answers = new Answers(library, {
+  reads: ({ id }) => id === library.current.id && showAround(),
+  begun: () => chats.update(),
+  changed: showChange,
+  ended: showEnd,
+});
 const settings = new Settings({ refused: (refusal) => showToast(refusal), changed: keepSettings });
 const startup = new StartupCard(() => connection.open());
 const transcript = new Transcript({
@@ -60,7 +65,7 @@ const transcript = new Transcript({
   isShown: (message) => library.current.branch.includes(message),
   canGoOn: () => !library.current.settings?.json,
 });
-const composer = new Composer({ send, stop: () => answers.stop(library.current.id), changed: keepDraft });
+const composer = new Composer({ send: sendWritten, stop: () => answers.stop(library.current.id), changed: keepDraft });
 const connection = new Connection(showConnection);
 const kvbar = new KvBar(() => connection.open(), ownRequests);
 const chats = new ChatsPanel(library, chatChanged);
@@ -129,6 +134,14 @@ function isReady() {
   return model !== null && !answers.isReading(library.current);
 }
 
+/** What was written is no draft once it is sent. Returns whether it is. */
+function sendWritten(text) {
+  if (!isReady()) return false;
+  library.draft = ""; // before the chat begins, which has another one
+  send(text);
+  return true;
+}
+
 function send(text) {
   if (!isReady()) return;
   hideToast();
@@ -166,7 +179,6 @@ function begin(messages) {
   answers.begin(library.current, messages, model);
   transcript.update(library.current.rows);
   transcript.follow();
-  showAround();
   announce("Answering.");
 }
 

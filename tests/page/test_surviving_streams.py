@@ -26,9 +26,17 @@ def test_an_answer_goes_on_after_a_reload(page: Page, stub: StubServer) -> None:
     page.reload()
     expect(prose(page)).to_have_text("Half of")
     expect(last_answer(page)).to_have_attribute("aria-busy", "true")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    message = page.get_by_label("Message", exact=True)
+    message.fill("Too early")
+    message.press("Enter")
+    copy = page.locator(".question").get_by_role("button", name="Copy")
+    copy.focus()
     go_on.set()
     expect(prose(page)).to_have_text("Half of it.")
     expect(last_answer(page).locator(".stats")).to_contain_text("7 tokens")
+    expect(copy).to_be_focused()
+    expect(message).to_have_value("Too early")
     assert len(stub.requests) == 1
 
 
