@@ -17,14 +17,17 @@ const FORMAT = "quire-conversations";
 export class Library {
   #timers = new Map(); // id → timer of a conversation that is to be saved
   #held = new Map(); // id → {conversation, times}: answers come to it, whichever is current
-  #full;
+  #unsaved = new Map(); // id → conversation of which the browser did not keep the last
+  #gone = new Set(); // ids of the deleted ones of which it did not even keep that
+  #kept;
 
   /**
-   * full() is called whenever the browser's storage takes no more. elsewhere(what, id) is called when another tab has
-   * changed a conversation: what is "current" or "deleted" where it is the current one, else "other".
+   * kept(problem) is called after each attempt to save: why the browser's storage takes no more, "full" or "forbidden",
+   * or null once it has everything. elsewhere(what, id) is called when another tab has changed a conversation: what is
+   * "current" or "deleted" where it is the current one, else "other".
    */
-  constructor({ full, elsewhere }) {
-    this.#full = full;
+  constructor({ kept, elsewhere }) {
+    this.#kept = kept;
     const id = load(CURRENT, null, "sessionStorage"); // of one that was only begun, nothing is kept
     this.current = (id === null ? this.all()[0] : this.find(id)) ?? new Conversation();
     for (const key of storedKeys(DELETED)) {
@@ -47,9 +50,10 @@ export class Library {
     });
   }
 
-  /** All that are kept, the newest first. */
+  /** All that are kept, in the browser or only by this tab, the newest first. */
   all() {
-    const kept = storedKeys(PREFIX).map((key) => this.find(key.slice(PREFIX.length)));
+    const ids = new Set([...storedKeys(PREFIX).map((key) => key.slice(PREFIX.length)), ...this.#unsaved.keys()]);
+    const kept = [...ids].map((id) => this.find(id));
     return kept.filter((conversation) => conversation).sort((a, b) => b.updated - a.updated);
   }
 
@@ -69,11 +73,12 @@ export class Library {
 
   /** The object that is in use of a conversation, if there is one, else what is stored of it; null if there is none. */
   find(id) {
-    const stored = id === null || this.isDeleted(id) ? null : load(PREFIX + id, null);
-    if (stored === null) return null;
+    if (id === null || this.isDeleted(id)) return null;
+    const stored = load(PREFIX + id, null);
+    if (stored === null && !this.#unsaved.has(id)) return null;
     const { current } = this;
     if (current?.id === id && !current.isEmpty) return current;
-    return this.#held.get(id)?.conversation ?? Conversation.from(stored);
+    return this.#held.get(id)?.conversation ?? this.#unsaved.get(id) ?? Conversation.from(stored);
   }
 
   open(id) {
@@ -113,17 +118,20 @@ export class Library {
     this.saveNow();
     const removed = this.find(id);
     remove(PREFIX + id);
-    save(DELETED + id, Date.now());
+    if (save(DELETED + id, Date.now())) this.#gone.add(id);
+    this.#unsaved.delete(id);
     if (this.current.id === id) this.#select(this.all()[0] ?? new Conversation());
+    this.saveAll(); // there may be room again
     return () => {
       if (!removed) return; // another tab had deleted it before
+      this.saveNow();
       this.#bringBack(removed);
-      this.open(id);
+      this.#select(removed);
     };
   }
 
   isDeleted(id) {
-    return load(DELETED + id, null) !== null;
+    return this.#gone.has(id) || load(DELETED + id, null) !== null;
   }
 
   saveNow(conversation = this.current) {
@@ -141,7 +149,9 @@ export class Library {
   /** Before the page goes away. */
   saveAll() {
     this.saveNow();
-    for (const { conversation } of this.#held.values()) this.saveNow(conversation);
+    const others = [...this.#held.values()].map(({ conversation }) => conversation);
+    for (const conversation of new Set([...others, ...this.#unsaved.values()])) this.saveNow(conversation);
+    if (this.#unsaved.size === 0) this.#kept(null);
   }
 
   /** All conversations as the text of a file. */
@@ -191,14 +201,18 @@ export class Library {
 
   #keep(conversation) {
     const { id } = conversation;
+    this.#unsaved.delete(id);
     if (this.isDeleted(id)) return;
     const stored = Conversation.from(load(PREFIX + id, null));
     if (stored) conversation.merge(stored);
-    if (!save(PREFIX + id, conversation)) this.#full();
+    const problem = save(PREFIX + id, conversation);
+    if (problem) this.#unsaved.set(id, conversation);
+    if (problem || this.#unsaved.size === 0) this.#kept(problem);
   }
 
   #bringBack(conversation) {
     remove(DELETED + conversation.id);
+    this.#gone.delete(conversation.id);
     this.#keep(conversation);
   }
 

@@ -13,7 +13,7 @@ import { Settings } from "./settings.js";
 import { StartupCard } from "./startup.js";
 import { load, save } from "./storage.js";
 import { newStreamId } from "./stream.js";
-import { hideToast, showToast } from "./toast.js";
+import { hideToast, showNotice, showToast } from "./toast.js";
 import { Transcript } from "./transcript.js";
 
 const DEMO_MODEL = "quire-demo";
@@ -34,6 +34,10 @@ const OUTCOMES = {
   stopped: "Stopped.",
   cut: "The answer was cut off.",
 };
+const UNKEPT = {
+  full: "The browser's storage is full: what is new stays in this tab only. Export the chats, or delete some.",
+  forbidden: "The browser lets this page keep nothing: all chats stay in this tab only. Export those that you want to keep.",
+};
 const PLACEHOLDERS = {
   connecting: "Connecting",
   loading: "Write while the model loads",
@@ -44,7 +48,7 @@ const PLACEHOLDERS = {
 const byId = (id) => document.getElementById(id);
 
 const library = new Library({
-  full: () => showToast("The browser's storage is full: delete a chat, or export them."),
+  kept: (problem) => showNotice(UNKEPT[problem] ?? ""),
   elsewhere: showElsewhere,
 });
 const answers = new Answers(library, {

@@ -1,5 +1,7 @@
 // JSON values in the browser's storage. A browser that refuses storage costs persistence, nothing else.
 
+const QUOTA = ["QuotaExceededError", "NS_ERROR_DOM_QUOTA_REACHED"]; // the latter in older Firefoxes
+
 export function load(key, fallback, storage = "localStorage") {
   try {
     const text = window[storage].getItem(key);
@@ -9,13 +11,13 @@ export function load(key, fallback, storage = "localStorage") {
   }
 }
 
-/** False if the browser does not keep it, since its storage is full or forbidden. */
+/** Null if the browser keeps it, else why it does not: its storage is "full" or "forbidden". */
 export function save(key, value, storage = "localStorage") {
   try {
     window[storage].setItem(key, JSON.stringify(value));
-    return true;
-  } catch {
-    return false;
+    return null;
+  } catch ({ name }) {
+    return QUOTA.includes(name) ? "full" : "forbidden";
   }
 }
 

@@ -12,6 +12,9 @@ from playwright.sync_api import Page, expect
 from stub_server import StubServer, api_error, delta, ending, event, opened
 
 OpenPage = Callable[..., Page]
+FORBIDDEN = """Object.defineProperty(window, "localStorage", {
+    get() { throw new DOMException("Access is denied.", "SecurityError"); },
+});"""
 WAITING = "Sent as soon as the model is ready."
 
 
@@ -225,7 +228,9 @@ def test_chats_are_exported_and_imported(open_page: OpenPage, stub: StubServer, 
     expect(prose(second)).to_have_text("Exported well.")
 
 
-def test_full_storage_is_told(page: Page, stub: StubServer) -> None:
+def test_full_or_forbidden_storage_is_told_and_loses_nothing(
+    page: Page, open_tab: OpenPage, stub: StubServer, tmp_path: Path
+) -> None:
     page.evaluate("""() => {
         let text = "x".repeat(1 << 20);
         for (let i = 0; text.length > 0; i += 1) {
@@ -234,10 +239,33 @@ def test_full_storage_is_told(page: Page, stub: StubServer) -> None:
         }
     }""")
     stub.scripts = [said("A long answer. " * 50)]
+    assert_told(page, "storage is full", tmp_path / "full.json")
+    page.evaluate("""() => {
+        const fillers = Object.keys(localStorage).filter((key) => key.startsWith("filler"));
+        for (const key of fillers) localStorage.removeItem(key);
+    }""")
+    chats(page).click()
+    expect(page.locator("#toast")).to_be_hidden()
+    page.reload()
+    expect(prose(page)).to_contain_text("A long answer.")
+    assert_told(open_tab(FORBIDDEN), "keep nothing", tmp_path / "forbidden.json")
+
+
+def assert_told(page: Page, problem: str, file: Path) -> None:
     ask(page, "Question")
     expect(prose(page)).to_contain_text("A long answer.")
-    expect(page.locator("#toast")).to_contain_text("storage is full")
+    expect(page.locator("#toast")).to_contain_text(problem)
     expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+    page.get_by_role("button", name="New chat").click()
+    expect(chats(page)).to_have_text(["Question"])
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    download.value.save_as(file)
+    assert "A long answer." in file.read_text()
+    page.get_by_role("button", name="Delete “Question”").click()
+    page.get_by_role("button", name="Undo").click()
+    expect(prose(page)).to_contain_text("A long answer.")
+    expect(page.locator("#toast")).to_contain_text(problem)
 
 
 def broken(file: Path) -> str:
