@@ -63,6 +63,8 @@ const transcript = new Transcript({
   again: answerAgain,
   goOn,
   edit: askInstead,
+  editLast: () => transcript.viewOf(library.current.branch.findLast(({ role }) => role === "user")).edit(),
+  begin: newChat,
   show: showBranch,
   alternatives: (message) => library.current.alternatives(message),
   isWritten: (message) => library.current.isWritten(message),

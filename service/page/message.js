@@ -14,13 +14,16 @@ const NOTES = {
 };
 
 const SPOKEN = 500; // characters of an answer that are read out
+const TOO_LONG = "context_length_exceeded";
+const SHORTER =
+  "The same again would fail again: shorten the message, lower “Max tokens” in the settings if it is set, or begin a new chat.";
 
 const CALLED = "This page runs no functions. What you write next goes back as the result.";
 
 /**
- * What a reader may do: again(), goOn(message), edit(message, text), show(message); and what it knows of a message: the
- * alternatives(message) to show, whether it isWritten(message) at this moment, canGoOn(message), and whether it
- * isShown(message), which tells which of several samples the chat goes on from.
+ * What a reader may do: again(), goOn(message), edit(message, text), editLast() the last question, show(message), begin()
+ * a new chat; and what it knows of a message: the alternatives(message) to show, whether it isWritten(message) at this
+ * moment, canGoOn(message), and whether it isShown(message), which tells which of several samples the chat goes on from.
  */
 export class MessageView {
   message;
@@ -54,12 +57,13 @@ export class MessageView {
     this.#drawn = this.#state();
     const actions = element("div", { class: "actions" });
     actions.append(...this.#branches(), copyButton("Copy", () => this.message.content));
-    actions.append(button("edit", "Edit", () => this.#editQuestion()));
+    actions.append(button("edit", "Edit", () => this.edit()));
     this.#foot.replaceChildren(actions);
     this.node.replaceChildren(element("p", { class: "asked" }, this.message.content), this.#foot);
   }
 
-  #editQuestion() {
+  /** Shows a question as a form. */
+  edit() {
     const field = element("textarea", { "aria-label": "Edit the message", rows: 3 });
     field.value = this.message.content;
     const cancel = element("button", { type: "button", class: "plain" }, "Cancel");
@@ -87,8 +91,8 @@ export class MessageView {
 
   /** Where a message has been edited or tried again: which of its versions this is, and the way to the others. */
   #branches() {
-    const all = this.#reader.alternatives(this.message);
-    if (this.#isSample) return this.#reader.isShown(this.message) ? [] : [this.#choose()];
+    if (this.#isSample && !this.#reader.isShown(this.message)) return [this.#choose()];
+    const all = this.#versions();
     if (all.length < 2) return [];
     const at = all.indexOf(this.message);
     const step = (name, label, to) => {
@@ -100,6 +104,17 @@ export class MessageView {
     const count = element("span", { class: "branch-count" }, `${at + 1} / ${all.length}`);
     const nodes = [step("back", "Earlier version", at - 1), count, step("on", "Later version", at + 1)];
     return [element("span", { class: "branches", role: "group", "aria-label": "Versions" }, ...nodes)];
+  }
+
+  /** Samples that stand side by side are one version, those of another try as well. */
+  #versions() {
+    const { group } = this.message;
+    const seen = new Set();
+    return this.#reader.alternatives(this.message).filter((other) => {
+      if (other === this.message || other.group === undefined) return true;
+      if (other.group === group) return !this.#isSample;
+      return !seen.has(other.group) && seen.add(other.group);
+    });
   }
 
   #choose() {
@@ -239,13 +254,24 @@ export class MessageView {
   #failure() {
     const { message, status, code } = this.message.error;
     const detail = [status || null, code].filter((part) => part !== null && part !== undefined).join(" · ");
+    const words = [element("p", {}, message), detail && element("p", { class: "detail" }, detail)];
+    if (code === TOO_LONG) words.push(element("p", {}, SHORTER));
     return element(
       "div",
       { class: "failure", role: "alert" },
       icon("alert"),
-      element("div", {}, element("p", {}, message), detail && element("p", { class: "detail" }, detail)),
-      this.#againButton("Retry", "plain"),
+      element("div", {}, ...words),
+      ...(code === TOO_LONG ? this.#waysOut() : [this.#againButton("Retry", "plain")]),
     );
+  }
+
+  #waysOut() {
+    const buttons = [
+      button("edit", "Edit", () => this.#reader.editLast()),
+      button("edit", "New chat", () => this.#reader.begin()),
+    ];
+    for (const each of buttons) each.className = "plain again";
+    return buttons;
   }
 }
 

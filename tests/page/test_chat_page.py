@@ -94,10 +94,20 @@ def test_refusal_is_shown_and_retried(page: Page, stub: StubServer) -> None:
 def test_question_without_an_answer_is_not_sent_again(page: Page, stub: StubServer) -> None:
     stub.scripts = [api_error(400, "The prompt is too long.", "context_length_exceeded"), said("Fine.")]
     ask(page, "Too long")
-    expect(last_answer(page)).to_contain_text("The prompt is too long.")
+    failure = last_answer(page).get_by_role("alert")
+    expect(failure).to_contain_text("The prompt is too long.")
+    expect(failure).to_contain_text("shorten the message")
+    expect(failure.get_by_role("button")).to_have_text(["Edit", "New chat"])
+    failure.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Edit the message")).to_be_focused()
+    page.keyboard.press("Escape")
     ask(page, "Short")
     expect(prose(page)).to_have_text("Fine.")
     assert stub.requests[1]["messages"] == [{"role": "user", "content": "Short"}]
+    stub.scripts = [api_error(400, "The prompt is too long.", "context_length_exceeded")]
+    ask(page, "Too long again")
+    last_answer(page).get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("heading", name="Ask away")).to_be_visible()
 
 
 def test_failure_in_mid_stream_keeps_the_text(page: Page, stub: StubServer) -> None:

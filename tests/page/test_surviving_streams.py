@@ -100,7 +100,7 @@ def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: 
     page.get_by_label("Samples").fill("2")
     page.get_by_label("Seed").fill("7")
     page.keyboard.press("Escape")
-    stub.scripts = [said("Heads."), said("Tails."), said("Done.")]
+    stub.scripts = [said("Heads."), said("Tails.")]
     ask(page, "Toss a coin")
     samples = page.get_by_role("group", name="Samples")
     expect(samples.locator(".prose")).to_have_count(2)
@@ -108,11 +108,20 @@ def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: 
     assert sorted(request["seed"] for request in stub.requests) == [7, 8]
     expect(page.locator("#announcer")).to_have_text(re.compile("^2 answers. (Heads|Tails).$"))
     expect(page.locator("[aria-current=true].answer")).to_have_accessible_name("Answer 1 of 2")
+    stub.scripts = [said("Edge.")]
+    samples.get_by_role("button", name="Try again").click()
+    expect(samples.locator(".prose")).to_have_text(["Edge."] * 2)
+    versions = samples.get_by_role("group", name="Versions")
+    expect(versions).to_contain_text("2 / 2")
+    versions.get_by_role("button", name="Earlier version").click()
+    expect(versions).to_contain_text("1 / 2")
+    assert sorted(samples.locator(".prose").all_inner_texts()) == ["Heads.", "Tails."]
     second = page.get_by_role("article", name="Answer 2 of 2")
     other = samples.locator(".answer:not(.chosen)")
     text = other.locator(".prose").inner_text()
     other.get_by_role("button", name="Go on from this one").click()
     expect(second).to_have_attribute("aria-current", "true")
+    stub.scripts = [said("Done.")]
     ask(page, "Go on")
     expect(page.locator(".answer .prose").first).to_have_text(text)
     expect(samples.locator(".prose")).to_have_text(["Done.", "Done."])
