@@ -7,8 +7,11 @@ const form = document.getElementById("key-form");
 const field = document.getElementById("api-key");
 const reason = document.getElementById("key-reason");
 
+const BLANK_ENDS = /^[\s\u200b-\u200d\u2060\ufeff]+|[\s\u200b-\u200d\u2060\ufeff]+$/g; // copied with it, often unseen
+const KEY = /^[ -~]+$/; // a header carries no other characters
+
 let open = null; // the promise of the prompt that is being shown
-let asked = false;
+let given = false; // a key, which then was not accepted if there is another prompt
 
 /** True when the user gave a key, false when the prompt was dismissed. Two askers share one prompt. */
 export function askForKey() {
@@ -19,13 +22,19 @@ export function askForKey() {
 }
 
 function prompt() {
-  reason.textContent = asked ? "The server did not accept that key." : "This server asks for an API key.";
-  asked = true;
+  reason.textContent = given ? "The server did not accept that key." : "This server asks for an API key.";
   field.value = "";
   return new Promise((resolve) => {
     const give = (event) => {
       event.preventDefault();
-      setApiKey(field.value.trim());
+      const key = field.value.replace(BLANK_ENDS, "");
+      if (!KEY.test(key)) {
+        reason.textContent = "That is no API key: one has only letters, digits and signs of ASCII. Copy it anew.";
+        field.select();
+        return;
+      }
+      given = true;
+      setApiKey(key);
       dialog.close("given");
     };
     form.addEventListener("submit", give);

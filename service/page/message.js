@@ -254,8 +254,9 @@ export class MessageView {
   #failure() {
     const { message, status, code } = this.message.error;
     const detail = [status || null, code].filter((part) => part !== null && part !== undefined).join(" · ");
-    const words = [element("p", {}, message), detail && element("p", { class: "detail" }, detail)];
+    const words = [element("p", {}, message)];
     if (code === TOO_LONG) words.push(element("p", {}, SHORTER));
+    if (detail) words.push(element("p", { class: "detail" }, detail));
     return element(
       "div",
       { class: "failure", role: "alert" },

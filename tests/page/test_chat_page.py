@@ -460,10 +460,15 @@ def test_asks_for_the_key_until_it_fits(page: Page, stub: StubServer) -> None:
     page.reload()
     field = page.get_by_label("API key", exact=True).locator("visible=true").last
     expect(page.locator("#key-reason")).to_have_text("This server asks for an API key.")
-    field.fill("wrong")
-    field.press("Enter")
-    expect(page.locator("#key-reason")).to_have_text("The server did not accept that key.")
-    field.fill("secret")
+    for wrong, reason in (
+        ("schlüssel", "only letters, digits and signs of ASCII"),
+        ("\u200b ", "That is no API key"),
+        ("two words", "The server did not accept that key."),
+    ):
+        field.fill(wrong)
+        field.press("Enter")
+        expect(page.locator("#key-reason")).to_contain_text(reason)
+    field.fill("\u200b secret\ufeff\u200b")
     field.press("Enter")
     stub.scripts = [said("Welcome.")]
     ask(page, "Open")
@@ -487,6 +492,7 @@ def test_without_a_key_it_waits_to_be_given_one(page: Page, stub: StubServer) ->
     expect(card).to_contain_text("This server asks for an API key")
     expect(page.get_by_role("dialog")).to_be_hidden()
     card.get_by_role("button", name="Enter the key").click()
+    expect(page.locator("#key-reason")).to_have_text("This server asks for an API key.")
     page.locator("#api-key").fill("secret")
     page.keyboard.press("Enter")
     expect(page.locator("#model-name")).to_have_text("quire-demo")
