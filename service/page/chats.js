@@ -6,6 +6,7 @@ import { load, save } from "./storage.js";
 
 const HIDDEN = "quire.chats-hidden";
 const REFRESH_MS = 1000;
+const RENAME = 1; // the second button of an entry
 const DAY_MS = 24 * 3600 * 1000;
 
 const byId = (id) => document.getElementById(id);
@@ -107,7 +108,29 @@ export class ChatsPanel {
       last = group;
       nodes.push(this.#entry(conversation));
     }
+    const place = this.#placeOfFocus();
     this.#list.replaceChildren(...nodes);
+    if (place) this.#focus(place);
+  }
+
+  get #entries() {
+    return [...this.#list.querySelectorAll("li[data-id]")];
+  }
+
+  /** Where the keyboard is in the list; null if it is not there. A pointer needs no place to come back to. */
+  #placeOfFocus() {
+    const control = this.#list.querySelector(":focus-visible");
+    if (!control) return null;
+    const item = control.closest("li");
+    const button = [...item.querySelectorAll("button")].indexOf(control);
+    return { id: item.dataset.id, at: this.#entries.indexOf(item), button: button < 0 ? RENAME : button };
+  }
+
+  /** An entry that is no longer there is followed by the next, the last by the one before it. */
+  #focus({ id, at, button }) {
+    const entries = this.#entries;
+    const item = entries.find(({ dataset }) => dataset.id === id) ?? entries[at] ?? entries.at(-1);
+    (item?.querySelectorAll("button")[button] ?? this.#search).focus({ preventScroll: true });
   }
 
   #entry(conversation) {
@@ -120,7 +143,7 @@ export class ChatsPanel {
       element("span", { class: "chat-title" }, title),
       this.#sign(conversation),
     );
-    const item = element("li", {}, open);
+    const item = element("li", { "data-id": id }, open);
     item.append(
       tool("edit", `Rename “${title}”`, "Rename", () => this.#rename(item, conversation)),
       tool("bin", `Delete “${title}”`, "Delete", () => this.#delete(id)),
@@ -155,7 +178,7 @@ export class ChatsPanel {
       event.stopPropagation();
       end(null);
     });
-    field.addEventListener("blur", () => end(field.value));
+    field.addEventListener("blur", () => setTimeout(() => end(field.value))); // once what follows has the focus
     item.replaceChildren(form);
     field.select();
     field.focus();

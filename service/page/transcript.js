@@ -37,8 +37,14 @@ export class Transcript {
     return this.#views.find((view) => view.message === message);
   }
 
-  /** Draws what has changed, which mostly is that something has come to the end. */
+  /** Draws what has changed, which mostly is that something has come to the end. The keyboard keeps its place. */
   update(rows) {
+    const place = this.#placeOfFocus();
+    this.#draw(rows);
+    if (place && document.activeElement === document.body) this.#focus(place);
+  }
+
+  #draw(rows) {
     const isShown = (message, i) => this.#views[i] === undefined || this.#views[i].message === message;
     if (this.#keys.some((key, i) => key !== keyOf(rows[i])) || !rows.flat().every(isShown)) {
       this.show(rows);
@@ -72,6 +78,19 @@ export class Transcript {
     else this.#jump.hidden = this.#isAtEnd();
   }
 
+  /** The button of a message at which the keyboard is; null if it is at none. A pointer needs no place to come back to. */
+  #placeOfFocus() {
+    const button = this.#list.querySelector("footer button:focus-visible");
+    if (!button) return null;
+    return { at: this.#views.findIndex(({ node }) => node.contains(button)), label: labelOf(button) };
+  }
+
+  /** One that is no longer there, or does nothing now, is followed by the first of the same message. */
+  #focus({ at, label }) {
+    const buttons = [...(this.#views.at(at) ?? this.#views.at(-1)).node.querySelectorAll("footer button:enabled")];
+    (buttons.find((each) => labelOf(each) === label) ?? buttons[0])?.focus({ preventScroll: true });
+  }
+
   #isAtEnd() {
     const { scrollHeight, scrollTop, clientHeight } = this.#scroller;
     return scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
@@ -82,6 +101,8 @@ export class Transcript {
     this.#jump.hidden = following;
   }
 }
+
+const labelOf = (button) => button.getAttribute("aria-label") ?? button.textContent;
 
 function keyOf(row) {
   return row?.map(({ id }) => id).join();

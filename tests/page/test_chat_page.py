@@ -317,8 +317,9 @@ def test_edited_questions_and_new_tries_are_branches(page: Page, stub: StubServe
     expect(last_answer(page)).to_contain_text("2 / 2")  # the try that came last
     page.reload()
     expect(page.locator(".asked")).to_have_text(["Original"])
-    page.locator(".question").first.get_by_role("button", name="Later version").click()
+    versions.get_by_role("button", name="Later version").press("Enter")
     expect(page.locator(".asked")).to_have_text(["Changed", "And then?"])
+    expect(versions.get_by_role("button", name="Earlier version")).to_be_focused()
     expect(prose(page)).to_have_text("Further.")
 
 

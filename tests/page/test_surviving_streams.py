@@ -119,8 +119,9 @@ def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: 
     second = page.get_by_role("article", name="Answer 2 of 2")
     other = samples.locator(".answer:not(.chosen)")
     text = other.locator(".prose").inner_text()
-    other.get_by_role("button", name="Go on from this one").click()
+    other.get_by_role("button", name="Go on from this one").press("Enter")
     expect(second).to_have_attribute("aria-current", "true")
+    expect(samples.locator(".chosen footer button:focus")).to_have_count(1)
     stub.scripts = [said("Done.")]
     ask(page, "Go on")
     expect(page.locator(".answer .prose").first).to_have_text(text)
@@ -180,7 +181,18 @@ def test_chats_are_found_renamed_and_beside_a_wide_page(
     expect(side.locator(".chat-title")).to_have_text(["About the sea"])
     page.reload()
     expect(side.locator(".chat-title")).to_have_text(["Second", "About the sea"])
-    side.get_by_text("About the sea").click()
+    sea = side.locator(".chat", has_text="About the sea")
+    for key, focused in (("Enter", side.get_by_role("button", name="Rename “Second”")), ("Tab", sea)):
+        side.get_by_role("button", name="Rename “Second”").press("Enter")
+        page.get_by_label("Name of the chat").press(key)
+        expect(focused).to_be_focused()
+    second = side.locator(".chat", has_text="Second")
+    second.press("Enter")
+    expect(prose(page)).to_have_text("Another.")
+    expect(second).to_be_focused()
+    side.get_by_role("button", name="Delete “Second”").press("Enter")
+    expect(side.get_by_role("button", name="Delete “About the sea”")).to_be_focused()
+    sea.click()
     expect(page.locator("#model")).to_contain_text(re.compile(r"23 of 2,048.*76 % cached"))
 
 
