@@ -1,5 +1,7 @@
 // Server-sent events (HTML standard, 9.2.6) from text that arrives cut anywhere.
 
+const END_WITHIN_MS = 500;
+
 export class EventParser {
   #line = "";
   #afterReturn = false;
@@ -42,7 +44,7 @@ export class EventParser {
   }
 }
 
-/** The events of a response body. Leaving the loop early cancels the body, and with it the request. */
+/** The events of a response body. Leaving the loop early cancels the body, and with it the request, unless it ends soon. */
 export async function* readEvents(body) {
   const reader = body.getReader();
   const decoder = new TextDecoder();
@@ -54,6 +56,18 @@ export async function* readEvents(body) {
       yield* parser.push(decoder.decode(value, { stream: true }));
     }
   } finally {
-    reader.cancel().catch(() => {});
+    leave(reader);
   }
+}
+
+/** Reads on without an eye on it: what is cancelled right before its end is a failed request to the browser. */
+async function leave(reader) {
+  const cancel = () => reader.cancel().catch(() => {});
+  const timer = setTimeout(cancel, END_WITHIN_MS);
+  try {
+    while (!(await reader.read()).done);
+  } catch {
+    // It broke, or was aborted: then it has ended, too.
+  }
+  clearTimeout(timer);
 }

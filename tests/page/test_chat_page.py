@@ -337,8 +337,13 @@ def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> Non
     page.get_by_label("Presence penalty").fill("0.5")
     page.get_by_label("Stop at").fill("END\n\\n\\n")
     page.get_by_label("Answer in JSON").check()
-    page.get_by_label("Temperature", exact=True).fill("3")
-    expect(page.locator("#temperature-problem")).to_contain_text("2")
+    for name, id_, most in (
+        ("Temperature", "temperature", 2),
+        ("Seed", "seed", 9_000_000_000_000_000),
+        ("Max tokens", "max_tokens", 16_777_216),
+    ):
+        page.get_by_label(name, exact=True).fill(str(most + 1))
+        expect(page.locator(f"#{id_}-problem")).to_contain_text(f"{most}. Until then")
     page.get_by_role("button", name="Done").click()
     page.reload()
     ask(page, "Ahoy")

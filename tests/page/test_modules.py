@@ -41,6 +41,33 @@ def test_events_do_not_depend_on_where_the_bytes_are_cut(blank_page: Page) -> No
     assert blank_page.evaluate(READ_EVENTS, [stream, ways]) == [EVENTS] * len(ways)
 
 
+# Leaves a stream at its first event. Then it ends, or goes on: how often is it cancelled?
+LEAVE_EVENTS = """async () => {
+    const { readEvents } = await import("/static/sse.js");
+    const leave = (ends) => new Promise((resolve) => {
+        let ended = false;
+        const body = new ReadableStream({
+            start(controller) { controller.enqueue(new TextEncoder().encode("data: [DONE]\\n\\n")); },
+            async pull(controller) {
+                if (ended) return new Promise(() => {});
+                ended = true;
+                await new Promise((go) => setTimeout(go));
+                if (!ends) return controller.enqueue(new Uint8Array());
+                controller.close();
+                setTimeout(() => resolve("read to its end"));
+            },
+            cancel() { resolve("cancelled"); },
+        }, { highWaterMark: 0 });
+        (async () => { for await (const event of readEvents(body)) break; })();
+    });
+    return [await leave(true), await leave(false)];
+}"""
+
+
+def test_a_stream_that_is_left_is_cancelled_unless_it_ends_soon(blank_page: Page) -> None:
+    assert blank_page.evaluate(LEAVE_EVENTS) == ["read to its end", "cancelled"]
+
+
 def test_every_state_that_has_blocks_has_a_cell(blank_page: Page) -> None:
     numbers = [0, 1, 2, 63, 64, 999, 100_000]
     cases = [[a, c, f] for a in numbers for c in numbers for f in numbers if a + c + f > 0]
