@@ -1,10 +1,11 @@
 // A conversation as data: a tree of messages. An edited question or another try at an answer is a new branch.
 //
 // Message: {id, parent, role: "user" | "assistant", content, status, finishReason?, error?, stats?, times?, dropped?,
-//   reasoning?, calls?, group?, part?, stream?, at?, request?}
+//   reasoning?, calls?, group?, part?, earlier?, stream?, at?, request?}
 // status of an answer: "streaming" | "done" | "length" | "stopped" | "cut" | "error"; of a question: "done".
-// Samples of one question have the same `group`. An answer that is continued is in its next `part`. Its text comes by
-// the `stream`, of which the event `at` was the last to come, and was asked for by the `request`.
+// Samples of one question have the same `group`. An answer that is continued is in its next `part`, behind
+// `earlier` tokens that its stats do not count. Its text comes by the `stream`, of which the event `at` was the last to
+// come, and was asked for by the `request`.
 //
 // A conversation may be open in several tabs. One tab writes a message, whose content only grows until its status
 // is final, so of two copies one is always further on. Nothing is ever taken out of the tree: what is dropped is marked.
@@ -172,6 +173,7 @@ export class Conversation {
 
   /** The same answer goes on, by another stream. */
   continueAnswer(message, stream) {
+    message.earlier = (message.earlier ?? 0) + (message.stats?.completionTokens ?? 0);
     for (const name of ["at", "times", "stats", "error", "finishReason"]) delete message[name];
     Object.assign(message, { stream, status: "streaming", part: (message.part ?? 0) + 1 });
     this.expect(message);

@@ -2,14 +2,14 @@
 
 import { element } from "./dom.js";
 
-export function figures(stats = {}) {
+export function figures({ stats = {}, earlier = 0 }) {
   const items = [];
   const add = (text, title) => items.push(element("span", { title }, text));
   if (stats.tokensPerSecond) add(`${rounded(stats.tokensPerSecond)} tokens/s`, "Tokens after the first, per second");
   if (stats.firstTokenMs !== undefined) {
     add(`first token ${duration(stats.firstTokenMs)}`, "From sending the question to the first text");
   }
-  if (stats.completionTokens !== undefined) add(count(stats.completionTokens, "token"), "Length of the answer");
+  if (stats.completionTokens !== undefined) add(count(earlier + stats.completionTokens, "token"), "Length of the answer");
   if (stats.promptTokens !== undefined) {
     add(
       stats.cachedTokens > 0

@@ -188,16 +188,16 @@ export class MessageView {
   }
 
   #footer() {
-    const { content, reasoning = "", calls = [], status, stats, lost } = this.message;
+    const { content, reasoning = "", calls = [], status, lost } = this.message;
     if (this.#reader.isWritten(this.message)) {
       if (lost) return [element("p", { class: "note" }, "The connection was lost. Trying to pick the answer up.")];
       const silent = content + reasoning === "" && calls.length === 0;
-      return silent ? [waiting()] : [element("p", { class: "stats" }, ...figures(stats))];
+      return silent ? [waiting()] : [element("p", { class: "stats" }, ...figures(this.message))];
     }
     const nodes = status === "error" ? [this.#failure()] : [];
     const note = this.#note();
     if (note) nodes.push(element("p", { class: "note" }, note));
-    const items = figures(stats);
+    const items = figures(this.message);
     if (status === "stopped" || status === "streaming") items.unshift(element("span", { class: "stopped" }, "Stopped"));
     nodes.push(element("div", { class: "under" }, element("p", { class: "stats" }, ...items), this.#actions()));
     return nodes;

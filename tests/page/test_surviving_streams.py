@@ -88,6 +88,7 @@ def test_what_ended_early_is_continued_behind_its_own_tokens(page: Page, stub: S
     stub.scripts = [said("three.")]
     page.get_by_role("button", name="Continue").click()
     expect(prose(page)).to_have_text("One, two, three.")
+    expect(last_answer(page).locator(".stats")).to_contain_text("5 tokens")
     expect(page.get_by_role("button", name="Continue")).to_have_count(0)
     never.set()
     assert stub.paths == ["/v1/chat/completions", "/v1/completions", "/v1/completions"]
