@@ -9,6 +9,10 @@ const REFRESH_MS = 1000;
 const RENAME = 1; // the second button of an entry
 const DAY_MS = 24 * 3600 * 1000;
 
+// Making one of these takes longer than drawing an entry.
+const WHEN = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const MONTH = new Intl.DateTimeFormat(undefined, { month: "long", year: "numeric" });
+
 const byId = (id) => document.getElementById(id);
 
 export class ChatsPanel {
@@ -136,7 +140,7 @@ export class ChatsPanel {
   #entry(conversation) {
     const { id, title, updated } = conversation;
     const current = id === this.#library.current.id;
-    const when = new Date(updated).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+    const when = WHEN.format(updated);
     const open = element(
       "button",
       { type: "button", class: "chat", title: when, "aria-current": current ? "true" : null, onclick: () => this.#show(id) },
@@ -234,5 +238,5 @@ function groupOf(time) {
   if (time >= midnight - DAY_MS) return "Yesterday";
   if (time >= midnight - 7 * DAY_MS) return "Last 7 days";
   if (time >= midnight - 30 * DAY_MS) return "Last 30 days";
-  return new Date(time).toLocaleString(undefined, { month: "long", year: "numeric" });
+  return MONTH.format(time);
 }

@@ -60,7 +60,8 @@ export class Conversation {
       known.add(value?.id);
       return fits;
     };
-    if (typeof stored?.id !== "string" || !Number.isFinite(stored.updated)) return null;
+    const isTime = typeof stored?.updated === "number" && !Number.isNaN(new Date(stored.updated).getTime());
+    if (typeof stored?.id !== "string" || !isTime) return null;
     if (!Array.isArray(stored.messages) || !stored.messages.every(isMessage)) return null;
     const about = stored.about !== null && typeof stored.about === "object" ? stored.about : {};
     return new Conversation({ ...stored, about });

@@ -224,6 +224,7 @@ def test_chats_are_exported_and_imported(open_page: OpenPage, stub: StubServer, 
         ("no", "not JSON"),
         ("{}", "no conversations"),
         (broken(file), "1 of the file is damaged"),
+        (re.sub(r'"updated": \d+', '"updated": 1e300', file.read_text()), "1 of the file is damaged"),
     ):
         bad = tmp_path / "bad.json"
         bad.write_text(text)
