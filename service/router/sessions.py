@@ -19,7 +19,12 @@ _TCP_OPTIONS = (
 
 
 def open_session(connect_timeout: float, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
-    """Return a session that adds nothing to what is passed on. `resolver`: of names, if not the system's."""
+    """Return a session that adds nothing to what is passed on, and goes nowhere else than it is told.
+
+    `resolver`: of names, if not the system's.
+    """
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_refuse)
     connector = aiohttp.TCPConnector(
         limit=0,
         keepalive_timeout=IDLE_SECONDS,
@@ -31,6 +36,15 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[redirects],
+    )
+
+
+async def _refuse(_: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams) -> None:
+    """Raises WSServerHandshakeError: handshakes would follow, with the keys in them, whatever is allowed."""
+    answer = params.response
+    raise aiohttp.WSServerHandshakeError(
+        answer.request_info, answer.history, status=answer.status, message="it redirects"
     )
 
 

@@ -123,6 +123,20 @@ def test_a_refusal_is_told_in_the_replicas_words(status: int, told: int, code: s
         replica.close()
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_handshake_goes_nowhere_else(make: Make, status: int) -> None:
+    """A replica that redirects would have the router send the client's key wherever it says."""
+    stranger = StubReplica(lambda exchange: exchange.reply(200, b"{}"))
+    router = make(
+        StubReplica(lambda exchange: exchange.head(status, location=stranger.url, content_length="0"))
+    )
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router, additional_headers={"x-api-key": "k"})
+    assert refused.value.response.status_code == 502
+    assert not stranger.exchanges
+    stranger.close()
+
+
 def test_a_socket_needs_the_key(make: Make) -> None:
     replica = WebSocketReplica(echo)
     router = make(replica, api_keys=("key",))
