@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
@@ -12,7 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.service.errors import ApiError
 
 State = TypeVar("State")
+READING = ("GET", "HEAD")
 Handler = Callable[[State, Request], Awaitable[Response]]
+
+
+def check_method(scope: Scope, methods: Sequence[str]) -> None:
+    """Raises ApiError 405 unless the request's is one of these."""
+    if scope["method"] not in methods:
+        taken = " or ".join(method for method in methods if method != "HEAD")
+        message = f"{scope['path']} does not take {scope['method']}, but {taken}"
+        raise ApiError(405, message, allow=", ".join(methods))
 
 
 class Endpoint(Generic[State]):
@@ -21,13 +30,10 @@ class Endpoint(Generic[State]):
     def __init__(self, state: State, handler: Handler[State], *methods: str) -> None:
         self._state = state
         self._handler = handler
-        self._methods = ("GET", "HEAD") if methods == ("GET",) else methods
+        self._methods = READING if methods == ("GET",) else methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self._methods:
-            taken = " or ".join(method for method in self._methods if method != "HEAD")
-            message = f"{scope['path']} does not take {scope['method']}, but {taken}"
-            raise ApiError(405, message, allow=", ".join(self._methods))
+        check_method(scope, self._methods)
         response = await self._handler(self._state, Request(scope, receive))
         await response(scope, receive, send)
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.service.errors import ApiError
 from quire.service.http.codec import JsonResponse
 from quire.service.http.cors import with_cors
-from quire.service.http.endpoint import Endpoint
+from quire.service.http.endpoint import READING, Endpoint, check_method
 from quire.service.http.gate import Gate
 from quire.service.http.static import page_files
 from quire.service.router.forward import Forward
@@ -31,7 +31,13 @@ def create_app(state: RouterState) -> ASGIApp:
     async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
         if not scope["path"].startswith("/"):  # `OPTIONS *`: there is no such address at a replica
             raise ApiError(404, f"there is no {scope['path']}")
-        await (tunnel if scope["type"] == "websocket" else forward)(scope, receive, send)
+        if scope["type"] == "websocket":
+            await tunnel(scope, receive, send)
+        elif scope["path"] in public:  # nobody without a key may have a body held
+            check_method(scope, READING)
+            await forward.without_body(scope, receive, send)
+        else:
+            await forward(scope, receive, send)
 
     router = Router(routes, redirect_slashes=False, default=pass_on)
     return with_cors(Gate(router, state.config, frozenset(public), state.keys), state.config.cors_origins)

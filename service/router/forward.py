@@ -60,6 +60,10 @@ class Forward:
         with Share(self._state.held) as share:
             await _Exchange(self._state, request, await read_body(request, share), share).run(send)
 
+    async def without_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with Share(self._state.held) as share:
+            await _Exchange(self._state, Request(scope, receive), b"", share).run(send)
+
 
 class _Exchange:
     """One request, sent to one replica after another until one begins to answer."""

@@ -172,6 +172,23 @@ def test_a_refused_prompt_takes_no_others_with_it(
     assert replica.sent_prefixes.size(now) == 4
 
 
+@pytest.mark.parametrize("path", ["/startup", "/docs", "/"])
+def test_nobody_without_a_key_has_a_body_held(make: Make, path: str) -> None:
+    """What needs no key is answered before a body has come, and goes to a replica without one."""
+    router, replica = make(say, api_keys=("key",))
+    for method, status in (("POST", 405), ("DELETE", 405), ("GET", 200)):
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 99\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", router.port), SECONDS) as client:
+            client.sendall(head.encode() + b"\r\n{")
+            answer = client.recv(1 << 16)
+        assert int(answer.split()[1]) == status
+        assert (b"allow: GET, HEAD\r\n" in answer) == (status == 405)
+    (got,) = replica.exchanges
+    assert (got.method, got.path, got.body) == ("GET", path, b"")
+
+
 @pytest.mark.parametrize("target", ["OPTIONS *", "GET *"])
 def test_a_target_that_is_no_path_is_not_there(make: Make, target: str) -> None:
     router, replica = make(say, api_keys=("key",))
