@@ -24,7 +24,7 @@ from quire.service.router.events import pass_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_refusal, replica_lost
+from quire.service.router.refusals import ReplicaLost, is_out, is_refusal, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
@@ -235,8 +235,6 @@ class _Exchange:
             replica.sent_prefixes.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
             raise ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
-        if answer.status == 503:
-            replica.lost(f"it answers {answer.status}")
         if answer.status >= 400:
             replica.sent_prefixes.refused(digests)
         self._note_response(placement, content)
@@ -244,6 +242,8 @@ class _Exchange:
         reply = Response(content, answer.status)
         length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
         reply.raw_headers = [*passed_on(answer.raw_headers), (b"content-length", length.encode())]
+        if is_out(reply):
+            replica.lost(f"it answers {answer.status}")
         return reply
 
     def _send(self, placement: Placement) -> aiohttp.client._RequestContextManager:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.responses import Response
 
-from quire.service.errors import REPLICA_LOST, ApiError
+from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
 from quire.service.router.response_affinity import NOT_FOUND
 
 _BUSY = frozenset({429, 503})  # it has not begun: another replica may say better; else this is the answer
 _STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
+_CODE = re.compile(rb'"code":"(\w+)"')  # inside a JSON string the quotes would be escaped
+_OF_ALL_REQUESTS = frozenset({b"not_ready", ENGINE_DEAD.encode(), b"engine_stalled"})
 
 
 class ReplicaLost(Exception):
@@ -31,3 +35,14 @@ def is_refusal(reply: Response) -> bool:
     if reply.status_code == 400:
         return any(code in reply.body for code in NOT_FOUND)
     return reply.status_code in _BUSY and _STALLED not in reply.body
+
+
+def is_out(reply: Response) -> bool:
+    """Whether a replica says that it takes no requests at all: not of one that needs more than it does.
+
+    Of a 503 without a code, as some APIs word it, nothing else is known.
+    """
+    if reply.status_code != 503:
+        return False
+    code = _CODE.search(reply.body)
+    return code is None or code.group(1) in _OF_ALL_REQUESTS

@@ -217,6 +217,24 @@ def test_a_prompt_is_remembered_where_it_was_taken(
     assert taken[1].unpublished(digests, now + UNPUBLISHED_SECONDS) == 0  # for its answer has begun
 
 
+@pytest.mark.parametrize(
+    ("body", "is_out"),
+    [
+        (b'{"error":{"message":"m","code":"not_ready"}}', True),
+        (b'{"error":{"message":"m","code":"engine_dead"}}', True),
+        (b'{"error":{"message":"m","code":"engine_stalled"}}', True),
+        (b'{"type":"error","error":{"type":"overloaded_error","message":"m"}}', True),
+        (b'{"error":{"message":"m","code":"response_store_unavailable"}}', False),
+    ],
+)
+def test_a_replica_is_out_if_it_takes_no_requests_at_all(
+    make: Make, body: bytes, is_out: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    router, (first, _second) = make(lambda exchange: exchange.reply(503, body), say)
+    post(router)
+    assert (f"replica {first.name} fails: it answers 503" in caplog.messages) == is_out
+
+
 def test_another_replica_answers_for_one_that_refuses_connections(make: Make) -> None:
     router, (first, second) = make(say, say)
     first.close()
