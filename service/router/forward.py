@@ -24,7 +24,7 @@ from quire.service.router.events import pass_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_out, is_refusal, replica_lost
+from quire.service.router.refusals import ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
 from quire.service.router.state import RouterState
@@ -132,25 +132,40 @@ class _Exchange:
             prompt = await state.reader.read(self._request, self._body)
         location = await state.locate(prompt)
         self._is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
+        return await self._ask(connection, location)
+
+    async def _ask(self, connection: Connection, location: Location) -> Response | None:
+        """As `_answer`: asks a few until one can begin, or all if each says that it lacks what is needed."""
+        state = self._state
         tried: set[Replica] = set()
-        reply = None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            if reply is not None and not state.has_others(tried):
-                return reply
+        busy = lacking = None
+        attempt = failed = 0
+        while failed < MAX_ATTEMPTS and ((busy is None and lacking is None) or state.has_others(tried)):
+            attempt += 1
             placement = await self._place(location, tried)
             tried.add(placement.replica)
+            digests = location.digests(placement.replica)
             try:
-                digests = location.digests(placement.replica)
                 reply = await self._attempt(attempt, connection, placement, digests)
             except ReplicaLost as lost:
                 if lost.begun:
                     raise replica_lost(" while it worked on this request, which is not tried again") from None
+                failed += 1
                 continue
-            if reply is None or not is_refusal(reply):
+            if reply is not None and lacks_a_response(reply):
+                lacking = reply
+            elif reply is not None and is_busy(reply):
+                busy = reply
+                failed += 1
+            else:
                 return reply
-        if reply is None:
+        if busy is not None:
+            return busy
+        if lacking is None:
             raise not_ready("no replica could answer", 2)
-        return reply
+        if failed:
+            raise _unsure()
+        return lacking
 
     async def _pick_up(
         self, connection: Connection, key: StreamKey, affinity: StreamAffinity
@@ -170,7 +185,7 @@ class _Exchange:
             if reply is None or reply.status_code != 404:
                 return reply
         if reply is None or lost or down > MAX_ATTEMPTS:
-            raise not_ready("a replica that may have what is asked for does not answer", 2)
+            raise _unsure()
         return reply
 
     async def _place(self, location: Location, tried: set[Replica]) -> Placement:
@@ -300,3 +315,7 @@ class _Exchange:
             if found and int(found[-1]) <= placement.prompt_tokens:
                 self._state.metrics.compare(placement, int(found[-1]))
                 self._is_predicted = False
+
+
+def _unsure() -> ApiError:
+    return not_ready("a replica that may have what is asked for does not answer", 2)

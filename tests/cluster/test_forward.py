@@ -259,6 +259,47 @@ def test_nobody_answers(make: Make) -> None:
     assert httpx.get(f"{router.url}/health").status_code == 200
 
 
+RESPONSE = "resp_" + "a" * 48
+
+
+def know_nothing(exchange: Exchange) -> None:
+    exchange.reply(400, b'{"error":{"message":"m","code":"previous_response_not_found"}}')
+
+
+def go_on(router: LiveRouter) -> httpx.Response:
+    body = {"input": "a", "previous_response_id": RESPONSE}
+    return httpx.post(f"{router.url}/v1/responses", json=body, timeout=30)
+
+
+def test_all_are_asked_for_a_response_before_it_is_not_there(make: Make) -> None:
+    router, replicas = make(*[know_nothing] * 4, say)
+    router.call(lambda: setattr(list(router.server.state.replicas)[-1], "in_flight", 1000))
+    assert go_on(router).content == REPLY
+    replicas[-1].answer = know_nothing
+    answer = go_on(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
+    assert [len(replica.exchanges) for replica in replicas] == [2] * 5
+
+
+@pytest.mark.parametrize("failure", [busy, refuse])
+def test_a_response_of_a_busy_replica_is_not_said_not_to_be_there(
+    make: Make, failure: Callable[[Exchange], object]
+) -> None:
+    """Nor is one of a replica that does not answer: the others do not have it, and it may be there."""
+    router, (storer, other) = make(
+        lambda exchange: exchange.reply(200, b'{"id":"%b"}' % RESPONSE.encode()), know_nothing
+    )
+    assert post(router, "/v1/responses").status_code == 200
+    storer.answer = failure
+    answer = go_on(router)
+    assert answer.status_code in (429, 503)
+    assert len(other.exchanges) == 1
+    storer.close()
+    answer = go_on(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+    assert "retry-after" in answer.headers
+
+
 def test_an_error_of_the_request_is_not_tried_again(make: Make) -> None:
     router, (_first, second) = make(lambda exchange: exchange.reply(400, b'{"error": 1}'), say)
     assert post(router).status_code == 400
