@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from quire.service.errors import ENGINE_DEAD
@@ -19,11 +21,16 @@ _NAMES = frozenset(
     }
 )
 _NAME, _DATA, _ERROR = b"event: ", b"data: ", b'{"error":'
+_NAMED = re.compile(rb"%b(?:%b)\n" % (_NAME, b"|".join(map(re.escape, sorted(_NAMES)))))
 _MARK = f'"{ENGINE_DEAD}"'.encode()  # inside a JSON string its quotes would be escaped
 
 
 class EngineDied(Exception):
     """A replica says that its engine died, and so did its answers."""
+
+
+class BadAnswer(Exception):
+    """A replica's answer is none that can be passed on."""
 
 
 class _Error(msgspec.Struct):
@@ -50,10 +57,30 @@ _failures = msgspec.json.Decoder(_Failure)
 _lines = msgspec.json.Decoder(_Line)
 
 
-def split_last(events: bytes, mark: bytes) -> tuple[bytes, bytes]:
-    """Return whole events, each of which ends with `mark`, as all but the last, and the last one."""
-    begin = events.rfind(mark, 0, -len(mark)) + len(mark)
-    return (events[:begin], events[begin:]) if begin >= len(mark) else (b"", events)
+def split_at_last(events: bytes, mark: bytes) -> tuple[bytes, bytes]:
+    """Return the events before the first after which nothing may follow in their stream, and that one.
+
+    Each ends with `mark`. Without such a one all are before it. Several that show no sign of it are not
+    looked at one by one.
+    """
+    if events.index(mark) + len(mark) == len(events):
+        return (b"", events) if is_last(events, mark) else (events, b"")
+    if not _may_end(events, mark):
+        return events, b""
+    begin = 0
+    while begin < len(events):
+        end = events.index(mark, begin) + len(mark)
+        if is_last(events[begin:end], mark):
+            return events[:begin], events[begin:end]
+        begin = end
+    return events, b""
+
+
+def _may_end(events: bytes, mark: bytes) -> bool:
+    """Whether one of them may be the last of its stream: not if none has what is_last looks for."""
+    if mark == LINES.after:
+        return b'"done":true' in events or _ERROR in events
+    return b"data: [DONE]" in events or b'data: {"error":' in events or _NAMED.search(events) is not None
 
 
 def is_last(event: bytes, mark: bytes) -> bool:

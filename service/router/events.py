@@ -9,7 +9,7 @@ from contextlib import suppress
 import aiohttp
 
 from quire.service.http.connection import Connection
-from quire.service.router.endings import EngineDied, is_last, split_last, tells_of_death
+from quire.service.router.endings import EngineDied, split_at_last, tells_of_death
 from quire.service.router.held import Share
 
 _REST_SECONDS = 1.0  # in which the end of a body follows its last event
@@ -21,25 +21,28 @@ async def pass_events(
     mark: bytes,
     share: Share,
     passed: Callable[[bytes], None],
-) -> None:
+) -> bytes | None:
     """Pass them on up to the last one, which ends the client's stream, and tell `passed` of them.
 
     Whatever happens after the last one, to the replica or to the router, is none of the client's business.
-    Raises EngineDied instead of passing on that one of a replica that says so.
+    Return what is left, less than an event, if there was no last one. Raises EngineDied instead of passing
+    on that one of a replica that says so.
     """
     async for events in whole_events(content.iter_any(), mark, share):
-        before, event = split_last(events, mark)
-        last = is_last(event, mark)
-        if last and tells_of_death(event):
+        if not events.endswith(mark):
+            return events
+        before, last = split_at_last(events, mark)
+        if last and tells_of_death(last):
             if before:
                 await connection.write(before)
             raise EngineDied("its engine died")
-        await connection.write(events, last=last)
-        passed(events)
+        kept = before + last if last else before
+        await connection.write(kept, last=bool(last))
+        passed(kept)
         if last:
             await _read_rest(content)
-            return
-    await connection.write(b"", last=True)
+            return None
+    return b""
 
 
 async def whole_events(chunks: AsyncIterator[bytes], mark: bytes, share: Share) -> AsyncIterator[bytes]:

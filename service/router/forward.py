@@ -19,7 +19,7 @@ from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
 from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.http.gate import note_ignored
-from quire.service.router.endings import EngineDied, tells_of_death
+from quire.service.router.endings import BadAnswer, EngineDied, tells_of_death
 from quire.service.router.events import pass_events
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.held import Share, read_body
@@ -75,6 +75,8 @@ class _Exchange:
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
         self._is_noted = False  # where the response is that it creates
+        # A stream of what happens here, not of an answer, which has a last event.
+        self._is_endless = request.method == "GET" and wanted_stream(request) is None
         self._is_predicted = False  # whether there is a prediction for all of the prompt
         traced = state.exporter is not None and started_request(request) is not None
         self._trace = TraceContext.of(request.headers.get("traceparent")) if traced else None
@@ -238,13 +240,14 @@ class _Exchange:
                 async with self._send(placement) as answer:
                     # Headers come with the first token.
                     replica.sent_prefixes.answered(digests, time.monotonic())
-                    if answer.content_type in STREAM_TYPES and answer.status == 200:
+                    is_stream = answer.content_type in STREAM_TYPES and self._request.method != "HEAD"
+                    if is_stream and answer.status == 200:
                         await self._stream(connection, answer, placement)
                         return None
                     content = await self._whole(answer)
                     if answer.status == 500 and tells_of_death(content):
                         raise EngineDied("its engine died")
-        except (aiohttp.ClientError, OSError, TimeoutError, EngineDied) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
             if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
                 replica.lost(error)  # else it may just have closed a connection that was idle for long
             replica.sent_prefixes.refused(digests)
@@ -285,7 +288,13 @@ class _Exchange:
         ignored = answer.headers.get("x-quire-ignored")
         note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
         mark = dialect_of(self._request.url.path).framing.after
-        await pass_events(answer.content, connection, mark, self._share, partial(self._passed, placement))
+        passed = partial(self._passed, placement)
+        rest = await pass_events(answer.content, connection, mark, self._share, passed)
+        if rest is None:
+            return
+        if not self._is_endless:
+            raise BadAnswer("its stream ended without a last event")
+        await connection.write(rest, last=True)
 
     def _passed(self, placement: Placement, events: bytes) -> None:
         """These are with the client."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.service.errors import ApiError
-from quire.service.router.endings import is_last, split_last, tells_of_death
+from quire.service.router.endings import is_last, split_at_last, tells_of_death
 from quire.service.router.events import whole_events
 from quire.service.router.held import HeldBytes, Share
 
@@ -99,12 +99,17 @@ OTHERS = [
 
 
 def test_the_last_event_is_known() -> None:
+    """Wherever it is in what is read at once; nothing that follows counts."""
     for event, mark in LAST:
         assert is_last(event, mark), event
-        for before, _ in (each for each in OTHERS if each[1] == mark):
-            assert split_last(before + event, mark) == (before, event)
+        others = [other for other, its in OTHERS if its == mark]
+        for before in [b"", *others, b"".join(others)]:
+            for after in [b"", *others, *(last for last, its in LAST if its == mark)]:
+                assert split_at_last(before + event + after, mark) == (before, event)
     for event, mark in OTHERS:
         assert not is_last(event, mark), event
+        assert split_at_last(event, mark) == (event, b"")
+        assert split_at_last(event * 2, mark) == (event * 2, b"")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,40 @@ def test_a_replica_that_is_lost_after_the_last_event_ends_no_stream_twice(
     assert metric(router, 'quire_route_failures_total{when="during"}') == 0
 
 
+DONE, FAILURE = b"data: [DONE]\n\n", b'data: {"error":{"code":"engine_error"}}\n\n'
+
+
+def answer_with(*chunks: bytes) -> Callable[[Exchange], None]:
+    """Streams them, and ends in order."""
+
+    def answer(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        for data in (*chunks, b""):
+            exchange.chunk(data)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "chunks", [(b"data: one\n\n" + FAILURE + DONE,), (b"data: one\n\n", FAILURE + b": keep-alive\n\n", DONE)]
+)
+def test_a_stream_has_one_last_event(make: Make, chunks: tuple[bytes, ...]) -> None:
+    assert post(make(answer_with(*chunks))).content == b"data: one\n\n" + FAILURE
+
+
+@pytest.mark.parametrize("half", [(), (b"data: [DO",)])
+def test_a_stream_that_ends_without_a_last_event_is_lost(make: Make, half: tuple[bytes, ...]) -> None:
+    """Although its body ends in order."""
+    router = make(answer_with(b"data: one\n\n", *half))
+    one, last, rest = post(router).content.split(b"\n\n")
+    assert (one, rest) == (b"data: one", b"")
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    answer = post(make(answer_with(*half)))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_lost")
+    watched = httpx.get(f"{router.url}/v1/blocks/events", timeout=30)  # what is no answer ends as it likes
+    assert watched.content == b"".join((b"data: one\n\n", *half))
+
+
 def test_a_router_that_ends_adds_nothing_to_a_stream_that_has_ended(make: Make) -> None:
     """Although its replica has not closed it yet, and the router waits for nobody."""
 
