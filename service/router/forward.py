@@ -172,8 +172,11 @@ class _Exchange:
     async def _pick_up(
         self, connection: Connection, key: StreamKey, affinity: StreamAffinity
     ) -> Response | None:
-        """As `_answer`: asks whoever was sent the stream, or the request, then everybody else."""
-        reply, lost, down = None, False, 0
+        """As `_answer`: asks whoever was sent the stream, or the request, then everybody else.
+
+        That one of them is busy or fails says nothing of the others: it is the answer if nobody has it.
+        """
+        reply, failed, lost, down = None, None, False, 0
         holders = affinity.holders(key, await self._state.everybody())
         for attempt, replica in enumerate(holders, 1):
             down += not replica.up
@@ -184,8 +187,12 @@ class _Exchange:
             except ReplicaLost:
                 lost = True
                 continue
-            if reply is None or reply.status_code != 404:
+            if reply is not None and (reply.status_code == 429 or reply.status_code >= 500):
+                failed = reply
+            elif reply is None or reply.status_code != 404:
                 return reply
+        if failed is not None:
+            return failed
         if reply is None or lost or down > MAX_ATTEMPTS:
             raise _unsure()
         return reply

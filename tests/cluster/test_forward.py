@@ -300,6 +300,17 @@ def test_a_response_of_a_busy_replica_is_not_said_not_to_be_there(
     assert "retry-after" in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v1/streams/mine", 429), (f"/v1/responses/{RESPONSE}", 503), ("/v1/requests/mine/why", 500)],
+)
+def test_who_is_busy_or_fails_hides_no_stream_of_another_replica(make: Make, path: str, status: int) -> None:
+    router, (_first, second) = make(lambda exchange: exchange.reply(status, b'{"error":{"code":"c"}}'), say)
+    assert httpx.get(f"{router.url}{path}", timeout=30).content == REPLY
+    second.answer = lambda exchange: exchange.reply(404, b"{}")
+    assert httpx.get(f"{router.url}{path}", timeout=30).status_code == status
+
+
 def test_an_error_of_the_request_is_not_tried_again(make: Make) -> None:
     router, (_first, second) = make(lambda exchange: exchange.reply(400, b'{"error": 1}'), say)
     assert post(router).status_code == 400
