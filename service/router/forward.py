@@ -101,6 +101,7 @@ class _Exchange:
             await connection.fail(error, dialect_of(scope["path"]).failure(error))
         finally:
             self._state.generations.discard(connection)
+            self._state.streams.discard(connection)
         if reply is not None:
             await reply(scope, receive, send_with_route)
         self._export(began)
@@ -291,6 +292,10 @@ class _Exchange:
     async def _stream(
         self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
     ) -> None:
+        if self._is_endless:  # a drain does not wait for it
+            self._state.check_open()
+            self._state.generations.discard(connection)
+            self._state.streams.add(connection)
         connection.keep_alive()
         ignored = answer.headers.get("x-quire-ignored")
         note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))

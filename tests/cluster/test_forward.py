@@ -361,24 +361,32 @@ def test_replicas_that_drain_get_nothing_and_come_back(make: Make) -> None:
 
 
 def test_the_router_drains(make: Make) -> None:
-    """What runs may end, what is new is refused, and it is not ready."""
+    """Answers that run may end, what never would ends at once, what is new is refused; it is not ready."""
     more = threading.Event()
 
     def slowly(exchange: Exchange) -> None:
         exchange.begin_stream()
         exchange.chunk(EVENTS[0])
+        if exchange.path != CHAT:
+            exchange.wait_until_gone()
+            return
         assert more.wait(30)
         exchange.chunk(b"data: [DONE]\n\n")
         exchange.chunk(b"")
 
     router, (_replica,) = make(slowly)
-    with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
-        chunks = answer.iter_raw()
-        assert next(chunks) == EVENTS[0]
+    with (
+        httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer,
+        httpx.stream("GET", f"{router.url}/v1/blocks/events", timeout=30) as watched,
+    ):
+        chunks, endless = answer.iter_raw(), watched.iter_raw()
+        assert next(chunks) == next(endless) == EVENTS[0]
         router.server.stop_soon()
         router.wait(lambda: router.server.state.draining)
         assert httpx.get(f"{router.url}/ready").status_code == 503
         assert post(router).status_code == 503
+        last = b"".join(endless)
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "not_ready"
         more.set()
         assert b"".join(chunks) == b"data: [DONE]\n\n"
     router.thread.join(20)
