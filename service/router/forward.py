@@ -21,7 +21,7 @@ from quire.service.http.dialects import STREAM_TYPES, dialect_of
 from quire.service.http.gate import note_ignored
 from quire.service.router.endings import BadAnswer, EngineDied, tells_of_death
 from quire.service.router.events import pass_events
-from quire.service.router.headers import as_text, passed_on
+from quire.service.router.headers import are_well_formed, as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
 from quire.service.router.refusals import ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
@@ -43,6 +43,7 @@ log = logging.getLogger("quire.router")
 MAX_ATTEMPTS = 3
 # Of GET and HEAD nothing begins that could make a replica die.
 _HARMLESS = frozenset({"GET", "HEAD"})
+_WITHOUT_BODY = frozenset({204, 304})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -248,6 +249,8 @@ class _Exchange:
                 async with self._send(placement) as answer:
                     # Headers come with the first token.
                     replica.sent_prefixes.answered(digests, time.monotonic())
+                    if not 200 <= answer.status <= 599 or not are_well_formed(answer.raw_headers):
+                        raise BadAnswer(f"its answer {answer.status} is no HTTP")
                     is_stream = answer.content_type in STREAM_TYPES and self._request.method != "HEAD"
                     if is_stream and answer.status == 200:
                         await self._stream(connection, answer, placement)
@@ -266,8 +269,10 @@ class _Exchange:
         self._note_response(placement, content)
         self._compare(placement, content)
         reply = Response(content, answer.status)
-        length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
-        reply.raw_headers = [*passed_on(answer.raw_headers), (b"content-length", length.encode())]
+        reply.raw_headers = passed_on(answer.raw_headers)
+        if answer.status not in _WITHOUT_BODY:
+            length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
+            reply.raw_headers.append((b"content-length", length.encode()))
         if is_out(reply):
             replica.lost(f"it answers {answer.status}")
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 Headers = list[tuple[bytes, bytes]]
@@ -31,6 +32,13 @@ _OWN = frozenset(
         b"x-request-id",  # the gate's own, which is the client's if it gave one
     }
 )
+# What HTTP allows; Python's clients take more, and its servers send no more.
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+
+
+def are_well_formed(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return all(_NAME.fullmatch(name) and _VALUE.fullmatch(value) for name, value in headers)
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -173,6 +173,33 @@ def test_what_made_a_replica_fail_is_given_to_no_other(
     assert post(router).content == REPLY  # another request is answered
 
 
+def answer_raw(head: bytes) -> Callable[[Exchange], object]:
+    return lambda exchange: exchange.handler.wfile.write(b"HTTP/1.1 " + head + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"600 X\r\ncontent-length: 0",
+        b"999 X\r\ncontent-length: 0",
+        b"101 X\r\nconnection: upgrade\r\nupgrade: x",
+        b"200 OK\r\nx-own: a\x01b\r\ncontent-length: 0",
+    ],
+)
+def test_an_answer_that_cannot_be_passed_on_is_none(make: Make, head: bytes) -> None:
+    router, _ = make(answer_raw(head))
+    answer = post(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_lost")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_without_a_body_tells_no_length(make: Make, status: int) -> None:
+    router, _ = make(answer_raw(b"%d X\r\nx-own: kept\r\ncontent-length: 10" % status))
+    answer = post(router)
+    assert (answer.status_code, answer.content, answer.headers["x-own"]) == (status, b"", "kept")
+    assert "content-length" not in answer.headers
+
+
 def test_what_begins_nothing_is_asked_of_another_replica(make: Make) -> None:
     router, (_first, second) = make(cut_in_a_body, say)
     assert httpx.get(f"{router.url}/v1/models", timeout=30).content == REPLY
