@@ -24,9 +24,10 @@ from quire.service.router.events import pass_events
 from quire.service.router.headers import are_well_formed, as_text, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
+from quire.service.router.refusals import BUSY, ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
+from quire.service.router.sessions import Link
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
     StreamAffinity,
@@ -242,11 +243,11 @@ class _Exchange:
         self, connection: Connection, placement: Placement, digests: Sequence[Digest]
     ) -> Response | None:
         """None once it was streamed. Raises ReplicaLost."""
-        replica = placement.replica
+        replica, link, began = placement.replica, Link(), time.monotonic()
         try:
             silent = replica_lost(": it does not answer any more")
             with replica.request(digests, partial(connection.interrupt, silent)):
-                async with self._send(placement) as answer:
+                async with self._send(placement, link) as answer:
                     # Headers come with the first token.
                     replica.sent_prefixes.answered(digests, time.monotonic())
                     if not 200 <= answer.status <= 599 or not are_well_formed(answer.raw_headers):
@@ -254,16 +255,20 @@ class _Exchange:
                     is_stream = answer.content_type in STREAM_TYPES and self._request.method != "HEAD"
                     if is_stream and answer.status == 200:
                         await self._stream(connection, answer, placement)
+                        self._note_outcome(replica, began, answer.status)
                         return None
                     content = await self._whole(answer)
                     if answer.status == 500 and tells_of_death(content):
                         raise EngineDied("its engine died")
         except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
-            if connection.started or not isinstance(error, aiohttp.ServerDisconnectedError):
-                replica.lost(error)  # else it may just have closed a connection that was idle for long
+            replica.failures.add(began, time.monotonic())
+            closed = link.reused and isinstance(error, aiohttp.ServerDisconnectedError)
+            if connection.started or not closed:  # else it may just have closed what was idle for long
+                replica.lost(error)
             replica.sent_prefixes.refused(digests)
             begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
             raise ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
+        self._note_outcome(replica, began, answer.status)
         if answer.status >= 400:
             replica.sent_prefixes.refused(digests)
         self._note_response(placement, content)
@@ -277,7 +282,16 @@ class _Exchange:
             replica.lost(f"it answers {answer.status}")
         return reply
 
-    def _send(self, placement: Placement) -> aiohttp.client._RequestContextManager:
+    def _note_outcome(self, replica: Replica, began: float, status: int) -> None:
+        """What begins nothing tells nothing of how the rest fares there; nor does a refusal."""
+        if self._request.method in _HARMLESS:
+            return
+        if status < 400:
+            replica.failures.clear()
+        elif status >= 500 and status not in BUSY:
+            replica.failures.add(began, time.monotonic())
+
+    def _send(self, placement: Placement, link: Link) -> aiohttp.client._RequestContextManager:
         session = self._state.session
         assert session is not None
         request = self._request
@@ -292,6 +306,7 @@ class _Exchange:
             data=self._body or None,
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,
+            trace_request_ctx=link,
         )
 
     async def _stream(

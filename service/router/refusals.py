@@ -9,7 +9,7 @@ from starlette.responses import Response
 from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
 from quire.service.router.response_affinity import NOT_FOUND
 
-_BUSY = frozenset({429, 503})  # another replica may say better; else this is the answer
+BUSY = frozenset({429, 503})  # another replica may say better; else this is the answer
 _STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
 _CODE = re.compile(rb'"code":"(\w+)"')  # inside a JSON string the quotes would be escaped
 _OF_ALL_REQUESTS = frozenset({b"not_ready", ENGINE_DEAD.encode(), b"engine_stalled"})
@@ -32,7 +32,7 @@ def replica_lost(where: str) -> ApiError:
 
 def is_busy(reply: Response) -> bool:
     """Whether a replica has not begun on the request that it answers so, for now."""
-    return reply.status_code in _BUSY and _STALLED not in reply.body
+    return reply.status_code in BUSY and _STALLED not in reply.body
 
 
 def lacks_a_response(reply: Response) -> bool:

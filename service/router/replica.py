@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from quire.engine.hashing import Digest
 from quire.engine.registry.redis import Load
+from quire.service.router.failures import Failures
 from quire.service.router.sent_prefixes import SentPrefixes
 
 log = logging.getLogger("quire.router")
@@ -34,6 +35,7 @@ class Replica:
         self.registered_at = float("-inf")
         self.in_flight = 0  # requests that this router has with it
         self.sent_prefixes = SentPrefixes()
+        self.failures = Failures()
         self._reported = Load()
         self._report: tuple[str, int] | None = None  # epoch and number
         self._in_flight_then = 0
@@ -55,9 +57,13 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Sequences that run or wait: what it said last, and what we have sent and got back since."""
+        """Sequences that run or wait: what it said last, and what we have sent and got back since.
+
+        Failures count as some, too.
+        """
         said = self._reported.running + self._reported.waiting
-        return max(self.in_flight, said + self.in_flight - self._in_flight_then)
+        running = max(self.in_flight, said + self.in_flight - self._in_flight_then)
+        return running + self.failures.load(time.monotonic())
 
     def fill(self, now: float, more_blocks: int = 0) -> float:
         """Return what this router has sent it lately, and so much more, ÷ the blocks that it has; else 1."""

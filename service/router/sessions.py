@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -23,8 +24,9 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
 
     `resolver`: of names, if not the system's.
     """
-    redirects = aiohttp.TraceConfig()
-    redirects.on_request_redirect.append(_refuse)
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(_refuse)
+    trace.on_connection_reuseconn.append(_note_reuse)
     connector = aiohttp.TCPConnector(
         limit=0,
         keepalive_timeout=IDLE_SECONDS,
@@ -36,8 +38,19 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[redirects],
+        trace_configs=[trace],
     )
+
+
+class Link:
+    """The connection that a request went over; give it as the request's `trace_request_ctx`."""
+
+    reused = False
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    if isinstance(context.trace_request_ctx, Link):
+        context.trace_request_ctx.reused = True
 
 
 async def _refuse(_: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.service.router import failures
 from quire.service.router.placement import Location
 from quire.service.router.sent_prefixes import UNPUBLISHED_SECONDS
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
@@ -198,6 +199,25 @@ def test_an_answer_without_a_body_tells_no_length(make: Make, status: int) -> No
     answer = post(router)
     assert (answer.status_code, answer.content, answer.headers["x-own"]) == (status, b"", "kept")
     assert "content-length" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "failure", [cut_at_once, lambda exchange: exchange.reply(500, b'{"error":{"code":"engine_error"}}')]
+)
+def test_who_fails_at_once_does_not_draw_all_requests(
+    make: Make, failure: Callable[[Exchange], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although it has nothing to do, and says that it is ready."""
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+    router, (first, *_) = make(failure, say, say)
+    codes = [post(router).status_code for _ in range(20)]
+    assert codes.count(200) >= 16
+    assert 1 <= len(first.exchanges) <= 4
+    first.answer = say
+    others = [replica for replica in router.server.state.replicas if replica.url != first.url]
+    router.call(lambda: [setattr(replica, "in_flight", 100_000) for replica in others])
+    router.wait(lambda: first.name in post(router).headers["x-quire-route"])
+    assert "load=0," in post(router).headers["x-quire-route"]  # one that succeeds ends the row
 
 
 def test_what_begins_nothing_is_asked_of_another_replica(make: Make) -> None:

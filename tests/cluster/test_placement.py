@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.registry.redis import Load
+from quire.service.router.failures import FIRST, HALF_LIFE_SECONDS, MOST, Failures
 from quire.service.router.placement import Candidate, Location, choose, place
 from quire.service.router.replica import Replica
 from quire.service.router.sent_prefixes import (
@@ -188,3 +190,27 @@ def test_a_new_process_at_an_old_address_holds_nothing() -> None:
     assert replica.fill(1.0) == 1.0
     replica.report(Load(blocks=8), "2", 1, 2.0)
     assert replica.fill(2.0) == 0.0
+
+
+def test_failures_in_a_row_count_as_load_that_fades() -> None:
+    """One leaves a cached prefix where it is, two do not; what failed together counts once."""
+    failures = Failures()
+    failures.add(0.0, 1.0)
+    for sent_at in (0.0, 0.5, 0.9):
+        failures.add(sent_at, 1.5)
+    assert failures.load(1.0) == FIRST
+    assert failures.load(1.0 + HALF_LIFE_SECONDS) == FIRST / 2
+    found_there = [candidate(0, matched=900), candidate(1), candidate(2)]
+    failing = found_there[0].replica
+    failing.failures = failures
+    failures.clear()
+    now = time.monotonic()
+    failures.add(now, now)
+    assert chosen(found_there) is failing
+    failures.add(now, now)
+    assert chosen(found_there) is not failing
+    for _ in range(9):
+        failures.add(now, now)
+    assert failures.load(now) == MOST
+    failures.clear()
+    assert chosen(found_there) is failing

@@ -19,7 +19,7 @@ from quire.service.router import stream_affinity
 from quire.service.router.directory import Registered
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
-from quire.service.router.sessions import kept_alive_socket
+from quire.service.router.sessions import Link, kept_alive_socket, open_session
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import StreamAffinity
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
@@ -224,6 +224,22 @@ def test_a_machine_that_vanished_is_given_up_whatever_was_on_its_way_there() -> 
     with kept_alive_socket(address) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+
+def test_a_connection_that_was_used_before_is_known() -> None:
+    """Only such a one may have been closed as idle while a request was on its way."""
+
+    async def ask_twice(url: str) -> list[bool]:
+        links = [Link(), Link()]
+        async with open_session(SECONDS) as session:
+            for link in links:
+                async with session.get(url, trace_request_ctx=link) as answer:
+                    await answer.read()
+        return [link.reused for link in links]
+
+    replica = StubReplica(say)
+    assert asyncio.run(ask_twice(replica.url)) == [False, True]
+    replica.close()
 
 
 def test_somebody_is_asked_though_the_registry_says_that_all_drain() -> None:
