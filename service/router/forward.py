@@ -27,7 +27,7 @@ from quire.service.router.placement import Location, Placement
 from quire.service.router.refusals import BUSY, ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import created_response, previous_response, wanted_response
-from quire.service.router.sessions import Link
+from quire.service.router.sessions import UsedConnection
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
     StreamAffinity,
@@ -243,11 +243,11 @@ class _Exchange:
         self, connection: Connection, placement: Placement, digests: Sequence[Digest]
     ) -> Response | None:
         """None once it was streamed. Raises ReplicaLost."""
-        replica, link, began = placement.replica, Link(), time.monotonic()
+        replica, used, began = placement.replica, UsedConnection(), time.monotonic()
         try:
             silent = replica_lost(": it does not answer any more")
             with replica.request(digests, partial(connection.interrupt, silent)):
-                async with self._send(placement, link) as answer:
+                async with self._send(placement, used) as answer:
                     # Headers come with the first token.
                     replica.sent_prefixes.answered(digests, time.monotonic())
                     if not 200 <= answer.status <= 599 or not are_well_formed(answer.raw_headers):
@@ -262,7 +262,7 @@ class _Exchange:
                         raise EngineDied("its engine died")
         except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
             replica.failures.add(began, time.monotonic())
-            closed = link.reused and isinstance(error, aiohttp.ServerDisconnectedError)
+            closed = used.reused and isinstance(error, aiohttp.ServerDisconnectedError)
             if connection.started or not closed:  # else it may just have closed what was idle for long
                 replica.lost(error)
             replica.sent_prefixes.refused(digests)
@@ -291,7 +291,7 @@ class _Exchange:
         elif status >= 500 and status not in BUSY:
             replica.failures.add(began, time.monotonic())
 
-    def _send(self, placement: Placement, link: Link) -> aiohttp.client._RequestContextManager:
+    def _send(self, placement: Placement, used: UsedConnection) -> aiohttp.client._RequestContextManager:
         session = self._state.session
         assert session is not None
         request = self._request
@@ -306,7 +306,7 @@ class _Exchange:
             data=self._body or None,
             allow_redirects=False,
             skip_auto_headers=_NOT_ADDED,
-            trace_request_ctx=link,
+            trace_request_ctx=used,
         )
 
     async def _stream(

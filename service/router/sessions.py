@@ -20,12 +20,11 @@ _TCP_OPTIONS = (
 
 
 def open_session(connect_timeout: float, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
-    """Return a session that adds nothing to what is passed on, and goes nowhere else than it is told.
+    """Return a session that adds nothing to what is passed on.
 
     `resolver`: of names, if not the system's.
     """
     trace = aiohttp.TraceConfig()
-    trace.on_request_redirect.append(_refuse)
     trace.on_connection_reuseconn.append(_note_reuse)
     connector = aiohttp.TCPConnector(
         limit=0,
@@ -42,23 +41,15 @@ def open_session(connect_timeout: float, resolver: AbstractResolver | None = Non
     )
 
 
-class Link:
+class UsedConnection:
     """The connection that a request went over; give it as the request's `trace_request_ctx`."""
 
     reused = False
 
 
 async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-    if isinstance(context.trace_request_ctx, Link):
+    if isinstance(context.trace_request_ctx, UsedConnection):
         context.trace_request_ctx.reused = True
-
-
-async def _refuse(_: aiohttp.ClientSession, __: object, params: aiohttp.TraceRequestRedirectParams) -> None:
-    """Raises WSServerHandshakeError: handshakes would follow, with the keys in them, whatever is allowed."""
-    answer = params.response
-    raise aiohttp.WSServerHandshakeError(
-        answer.request_info, answer.history, status=answer.status, message="it redirects"
-    )
 
 
 def kept_alive_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -19,7 +19,7 @@ from quire.service.router import stream_affinity
 from quire.service.router.directory import Registered
 from quire.service.router.placement import NOWHERE, Location
 from quire.service.router.replica import Replica
-from quire.service.router.sessions import Link, kept_alive_socket, open_session
+from quire.service.router.sessions import UsedConnection, kept_alive_socket, open_session
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import StreamAffinity
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
@@ -230,7 +230,7 @@ def test_a_connection_that_was_used_before_is_known() -> None:
     """Only such a one may have been closed as idle while a request was on its way."""
 
     async def ask_twice(url: str) -> list[bool]:
-        links = [Link(), Link()]
+        links = [UsedConnection(), UsedConnection()]
         async with open_session(SECONDS) as session:
             for link in links:
                 async with session.get(url, trace_request_ctx=link) as answer:
