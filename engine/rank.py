@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from quire.engine.allocation import refused_where_too_large
@@ -23,7 +24,7 @@ from quire.engine.device.kv_cache import (
     dequantized_dtype,
     named_format,
 )
-from quire.engine.device.limits import Limits
+from quire.engine.device.limits import Limits, staging_words
 from quire.engine.device.memory_profile import choose_blocks, refuse_too_large
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import CudaQueue
@@ -117,10 +118,12 @@ def build_rank(
         )
     dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
     held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
+    blocks_of_row = len(model_config.cache_groups) * -(-max_model_len // config.block_size)
     with refused_where_too_large(
         f"{limits.max_num_seqs:,} sequences, and steps of {max_num_batched_tokens:,} tokens, do not fit",
         "--max-num-seqs, --max-num-batched-tokens or --max-model-len",
         partial(memory_of, device),
+        host_bytes=staging_words(limits, blocks_of_row) * np.dtype(np.int32).itemsize,
     ):
         runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
 

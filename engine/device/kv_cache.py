@@ -143,11 +143,12 @@ class KVCache:
         """Raises ValueError with the numbers where there is no memory for so many blocks."""
         block_bytes = bytes_per_block(config, block_size, held)
         dequantized_bytes = dequantized_bytes_per_block(config, block_size, dequantized_dtype)
-        size = gib(num_blocks * (block_bytes + dequantized_bytes))
+        num_bytes = num_blocks * (block_bytes + dequantized_bytes)
         room = refused_where_too_large(
-            f"{num_blocks:,} KV blocks take {size}",
+            f"{num_blocks:,} KV blocks take {gib(num_bytes)}",
             "--num-gpu-blocks-override or --kv-cache-memory-bytes",
             partial(memory_of, device),
+            host_bytes=num_bytes if device.type == "cpu" else 0,
         )
         dequantized = None
         with room:
@@ -201,9 +202,9 @@ class KVCache:
     def add_host_tier(self, num_blocks: int) -> None:
         """Take host memory for `num_blocks` blocks, pinned where the device is a GPU."""
         shape = num_blocks, self.blocks.shape[1]
-        with refused_where_too_large(
-            f"{num_blocks:,} KV blocks in host memory take {gib(num_blocks * shape[1])}", "--swap-space"
-        ):
+        num_bytes = num_blocks * shape[1]
+        told = f"{num_blocks:,} KV blocks in host memory take {gib(num_bytes)}"
+        with refused_where_too_large(told, "--swap-space", host_bytes=num_bytes):
             self.host = touched(shape) if self.blocks.is_cuda else torch.empty(shape, dtype=torch.uint8)
         if self.blocks.is_cuda:
             _pin_while(self, self.host)

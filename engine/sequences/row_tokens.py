@@ -29,7 +29,7 @@ class RowTokens:
         num_bytes = num_tokens * np.dtype(np.int32).itemsize
         told = f"{max_tokens:,} tokens for each of {num_rows:,} sequences take {gib(num_bytes)}"
         # Not from numpy, which asks for huge pages: one would hold the beginnings of many rows.
-        with refused_where_too_large(told, "--max-num-seqs or --max-model-len"):
+        with refused_where_too_large(told, "--max-num-seqs or --max-model-len", host_bytes=num_bytes):
             memory = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         self._tokens = np.frombuffer(memory, np.int32)
         self._blocks = as_blocks(self._tokens, block_size)

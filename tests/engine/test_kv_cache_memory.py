@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from quire.engine.allocation import refused_where_too_large
 from quire.engine.config import EngineConfig
 from quire.engine.startup import start_engine
 from quire.service.commands.engine_flags import add_engine_flags
@@ -38,6 +39,17 @@ def test_memory_that_cannot_be_had_is_refused_with_the_numbers_and_the_flag(
     with pytest.raises(ValueError, match=told) as refusal:
         start_engine(EngineConfig(model=MODEL_FOLDER, device="cpu", **settings))  # type: ignore[arg-type]
     assert re.search(r", and the host has [\d,.]+ GiB: give a lower --", str(refusal.value))
+
+
+def test_more_than_the_host_has_is_not_asked_of_a_system_that_would_promise_it() -> None:
+    asked = []
+    told = r"^a lot, and the host has [\d,.]+ GiB: give a lower --flag$"
+    with (
+        pytest.raises(ValueError, match=told),
+        refused_where_too_large("a lot", "--flag", host_bytes=1 << 60),
+    ):
+        asked.append("memory")
+    assert not asked
 
 
 def test_blocks_and_bytes_do_not_go_together() -> None:
