@@ -25,7 +25,15 @@ from quire.engine.config import (
 )
 from quire.engine.errors import EngineDeadError
 from quire.engine.inspection.messages import Answer, Question
-from quire.engine.messages import Abort, Drain, FinishReason, PoolingParams, Request, SamplingParams
+from quire.engine.messages import (
+    Abort,
+    Drain,
+    EndSample,
+    FinishReason,
+    PoolingParams,
+    Request,
+    SamplingParams,
+)
 from quire.engine.records import RequestRecord
 from quire.engine.request_stream import RequestStream
 
@@ -116,7 +124,9 @@ class AsyncEngine:
         self._capacity.check(request)
         self._next_id += 1
         self._send(request)
-        stream = self._streams[request.id] = RequestStream(request, self._tell_soon, self._abort)
+        stream = self._streams[request.id] = RequestStream(
+            request, self._tell_soon, self._abort, self._end_sample
+        )
         return stream
 
     async def ask(self, question: Question) -> Answer | None:
@@ -257,6 +267,10 @@ class AsyncEngine:
         if stream.request_id in self._streams:
             self._send(Abort(stream.request_id))
             del self._streams[stream.request_id]
+
+    def _end_sample(self, stream: RequestStream, index: int) -> None:
+        if stream.request_id in self._streams:
+            self._send(EndSample(stream.request_id, index))
 
     def _tell_soon(self, stream: RequestStream) -> None:
         """When all frames that are there have been read: what has piled up is told as one."""

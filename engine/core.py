@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from quire.engine.config import StepStats
-from quire.engine.messages import Abort, Output, Request, StepOutputs
+from quire.engine.messages import Abort, EndSample, Output, Request, StepOutputs
 from quire.engine.records import RequestRecord
 from quire.engine.schedule.bisection import Bisection
 from quire.engine.schedule.commit import finish_transfers, resume_masked
@@ -99,10 +99,17 @@ class EngineCore:
         if self.grammars is not None:
             self.grammars.abort(request_id)
 
-    def handle(self, command: Request | Abort) -> list[Output]:
+    def end_sample(self, request_id: int, index: int) -> None:
+        """Sample no further token of one of a request's samples, if it is still there."""
+        self.scheduler.end_sample(request_id, index)
+
+    def handle(self, command: Request | Abort | EndSample) -> list[Output]:
         """Apply a command that came over the seam; a refusal becomes the request's only outputs."""
         if isinstance(command, Abort):
             self.abort(command.id)
+            return []
+        if isinstance(command, EndSample):
+            self.end_sample(command.id, command.index)
             return []
         try:
             self.add(command)

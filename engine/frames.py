@@ -18,7 +18,7 @@ from quire.engine.config import (
     StepStats,
 )
 from quire.engine.inspection.messages import Answer, Question
-from quire.engine.messages import Abort, Drain, Request, StepOutputs
+from quire.engine.messages import Abort, Drain, EndSample, Request, StepOutputs
 from quire.engine.records import RequestRecord
 
 LENGTH = struct.Struct("<I")
@@ -79,7 +79,7 @@ class RankStart(msgspec.Struct, array_like=True):
     channel: int  # file descriptor of the channel's memory
 
 
-Command = Request | Abort | Drain | Ask
+Command = Request | Abort | EndSample | Drain | Ask
 EngineFrame = ProgressFrame | ReadyFrame | StepFrame | RegistryFrame | AnswerFrame | FatalFrame
 
 _encoder = msgspec.msgpack.Encoder()

@@ -207,6 +207,13 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     id: int
 
 
+class EndSample(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """Sample `index` of request `id` is whole, as by a stop string: no further token of it is wanted."""
+
+    id: int
+    index: int
+
+
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     """No more requests are going to come: routers should send theirs elsewhere."""
 

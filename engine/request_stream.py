@@ -16,11 +16,13 @@ class RequestStream:
         request: Request,
         tell_soon: Callable[[RequestStream], None],
         abort: Callable[[RequestStream], None],
+        end_sample: Callable[[RequestStream, int], None],
     ) -> None:
-        """tell_soon: has `tell` called in this turn of the loop. abort: stops the request in the engine."""
+        """tell_soon: has `tell` called in this turn of the loop. abort, end_sample: in the engine."""
         self.request_id = request.id
         self._tell_soon = tell_soon
         self._abort = abort
+        self._end_sample = end_sample
         self._unfinished = set(range(request.params.n))
         self._outputs: list[Output] = []
         self._latest: Output | None = None  # the last of them, if its sequence's next token may join it
@@ -51,6 +53,12 @@ class RequestStream:
     def abort(self) -> None:
         """Stop the request; nothing more will come. Does nothing when it has finished."""
         self._abort(self)
+
+    def end_sample(self, index: int) -> None:
+        """Want no more of one sample, while others go on; what is on its way still comes."""
+        if index in self._unfinished:
+            self._unfinished.discard(index)
+            self._end_sample(self, index)
 
     # -- the engine's end ---------------------------------------------------------------------------------
 

@@ -65,9 +65,13 @@ def detokenizers(tokenizer: Tokenizer, prompt: list[int], count: int) -> Iterato
 
 
 def follow(
-    tokenizer: Tokenizer, prompt: list[int], params: Params, stops: tuple[str, ...], end: Callable[[], object]
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    params: Params,
+    stops: tuple[str, ...],
+    end: Callable[[int], object],
 ) -> list[Followed]:
-    """Return a prompt's choices, which strings may end; `end` is called as each has ended."""
+    """Return a prompt's choices, which strings may end; `end` is given the index of each that has."""
     return [
         Followed(Choice(index, each, stops, params.min_tokens), end)
         for index, each in enumerate(detokenizers(tokenizer, prompt, params.n))

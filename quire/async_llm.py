@@ -162,10 +162,10 @@ class _Request(Answers[Followed]):
         (stops,) = stop_strings(stop, [params])
         stops = (*stops, *turn_stops(tokenizer, prompt, params))
         self._prompt, self._params = prompt_tokens(tokenizer, prompt), params
-        super().__init__(follow(tokenizer, self._prompt, params, stops, lambda: None))
         self._stream: RequestStream = llm._engine.add(
             self._prompt, ended_by_turn(tokenizer, prompt, for_engine([params])[0])
         )
+        super().__init__(follow(tokenizer, self._prompt, params, stops, self._stream.end_sample))
 
     def abort(self) -> None:
         """Want no more of it; nothing if it has ended."""

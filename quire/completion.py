@@ -30,10 +30,11 @@ class Completion:
 class Gathered:
     """Its text is made once, when all its tokens are there."""
 
-    __slots__ = ("_detokenizer", "_end", "_last", "_logprobs", "_text", "tokens")
+    __slots__ = ("_detokenizer", "_end", "_index", "_last", "_logprobs", "_text", "tokens")
 
-    def __init__(self, detokenizer: Detokenizer, end: Callable[[], object]) -> None:
-        """Gather one; call `end` when it has ended."""
+    def __init__(self, index: int, detokenizer: Detokenizer, end: Callable[[int], object]) -> None:
+        """Gather the one of this index; give it to `end` when it has ended."""
+        self._index = index
         self._detokenizer = detokenizer
         self._end = end
         self.tokens: list[int] = []  # what is no more than a token is added here
@@ -48,7 +49,7 @@ class Gathered:
             self._last = output
             shown = self.tokens if output.stop_token is None else self.tokens[:-1]
             self._text = self._detokenizer.push(shown) + self._detokenizer.finish()
-            self._end()
+            self._end(self._index)
 
     def completion(self, *, with_logprobs: bool, prompt_logprobs: PromptLogprobs | None) -> Completion:
         assert self._last is not None and self._last.finish_reason is not None
@@ -67,8 +68,8 @@ class Followed:
 
     __slots__ = ("_end", "choice", "tokens")
 
-    def __init__(self, choice: Choice, end: Callable[[], object]) -> None:
-        """Follow one; call `end` when it has ended."""
+    def __init__(self, choice: Choice, end: Callable[[int], object]) -> None:
+        """Follow one; give its index to `end` when it has ended."""
         self.choice = choice
         self._end = end
         self.tokens: list[int] = []  # what is no more than a token is added here
@@ -83,7 +84,7 @@ class Followed:
         if self.choice.finish_reason is None:  # else the engine was ahead of a stop string
             self.choice.add(output)
             if self.choice.finish_reason is not None:
-                self._end()
+                self._end(self.choice.index)
 
     def completion(self, *, with_logprobs: bool, prompt_logprobs: PromptLogprobs | None) -> Completion:
         choice = self.choice

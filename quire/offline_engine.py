@@ -6,7 +6,6 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from operator import getitem
 
 from quire.answers import detokenizers, follow
@@ -36,7 +35,7 @@ class OfflineEngine:
         self._asked: dict[int, Asked | PooledRequest] = {}
         self._tokens: dict[int, list[list[int]]] = {}  # of the choices of each: where its next one is added
         self._followed: dict[int, list[Followed]] = {}  # choices of those whose tokens are looked at
-        self._ended: list[int] = []  # requests, once for each choice that has ended in this step
+        self._ended: list[tuple[int, int]] = []  # request and index of each choice that has in this step
         self._leaving: list[Job] = []  # whose callers have gone, and whose requests are to be forgotten
         self._busy = False
         self._failed: BaseException | None = None  # what left a step unfinished
@@ -110,12 +109,12 @@ class OfflineEngine:
         return (*asked, *turn_stops(self.tokenizer, request.prompt, request.params))
 
     def _gather(self, request: Request) -> list[Gathered]:
-        end = partial(self._ended.append, request.id)
-        each = detokenizers(self.tokenizer, request.prompt, request.params.n)
-        return [Gathered(detokenizer, end) for detokenizer in each]
+        end = _noting(self._ended, request.id)
+        each = enumerate(detokenizers(self.tokenizer, request.prompt, request.params.n))
+        return [Gathered(index, detokenizer, end) for index, detokenizer in each]
 
     def _follow(self, request: Request, stops: tuple[str, ...]) -> list[Followed]:
-        end = partial(self._ended.append, request.id)
+        end = _noting(self._ended, request.id)
         return follow(self.tokenizer, request.prompt, request.params, stops, end)
 
     def _begin(self, job: Job, asked: Sequence[Asked | PooledRequest], queue: Queue) -> None:
@@ -148,8 +147,8 @@ class OfflineEngine:
             for output in outputs.others:
                 if output.request_id in self._asked:  # else it left while a step was interrupted
                     self._asked[output.request_id].add(output)
-            for request_id in self._ended:
-                self._end_choice(self._asked[request_id])
+            for request_id, index in self._ended:
+                self._end_choice(self._asked[request_id], index)
         finally:
             self._ended.clear()
             self._exit()
@@ -189,9 +188,11 @@ class OfflineEngine:
             self._failed = error if self.core.torn else None
             raise
 
-    def _end_choice(self, asked: Asked | PooledRequest) -> None:
+    def _end_choice(self, asked: Asked | PooledRequest, index: int) -> None:
         asked.unfinished -= 1
-        if not asked.unfinished:
+        if asked.unfinished:
+            self.core.end_sample(asked.request.id, index)  # which does not know of stop strings
+        else:
             asked.end()
             asked.job.unfinished -= 1
             self._forget(asked.request.id)
@@ -208,6 +209,11 @@ class OfflineEngine:
         self._followed.pop(request_id, None)
         if self._failed is None:
             self.core.abort(request_id)
+
+
+def _noting(ended: list[tuple[int, int]], request_id: int) -> Callable[[int], None]:
+    """Return what notes the end of a request's choice by its index; it does not hold the engine."""
+    return lambda index: ended.append((request_id, index))
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class PooledRequest:
 
     job: Job
     request: Request
-    _end: Callable[[int], object]
+    _end: Callable[[tuple[int, int]], object]
     choices: list[Gathered] = field(default_factory=list)  # nothing is generated
     unfinished: int = 1
     result: Output | None = None
@@ -68,7 +68,7 @@ class PooledRequest:
         self.result = output
         if output.error is not None:
             self.job.error = output.error
-        self._end(self.request.id)
+        self._end((self.request.id, 0))
 
     def end(self) -> None:
         """Note nothing."""

@@ -19,6 +19,8 @@ class RequestStream(Protocol):
 
     def abort(self) -> None: ...
 
+    def end_sample(self, index: int) -> None: ...
+
 
 class Engine(Protocol):
     on_stats: Callable[[StepStats], None] | None

@@ -81,6 +81,16 @@ def abort(state: SchedulerState, request_id: int) -> None:
             finish(state, sequence, "abort")
 
 
+def end_sample(state: SchedulerState, request_id: int, index: int) -> None:
+    """End one sample of a request, if it is still there; the others go on."""
+    group = state.groups.get(request_id)
+    if group is None or group.beams is not None:  # beams end together
+        return
+    sequence = group.sequences[index]
+    if sequence.finish_reason is None:
+        finish(state, sequence, "stop")
+
+
 def finish(state: SchedulerState, sequence: Sequence, reason: FinishReason) -> None:
     """End one sequence, running or waiting; its group ends with its last sequence."""
     assert sequence.finish_reason is None

@@ -74,6 +74,10 @@ class Scheduler:
         """Forget a request and free its blocks; what is in flight for it is dropped at its commit."""
         lifecycle.abort(self.state, request_id)
 
+    def end_sample(self, request_id: int, index: int) -> None:
+        """Sample no further token of one of a request's samples; what is in flight for it is dropped."""
+        lifecycle.end_sample(self.state, request_id, index)
+
     @property
     def has_work(self) -> bool:
         state = self.state

@@ -1,4 +1,4 @@
-"""The whole engine but the model, driven by a seed: random requests, pool sizes, arrivals and aborts.
+"""The whole engine but the model, driven by a seed: random requests, pool sizes, arrivals, aborts and ends.
 
 Besides what the oracle model sees, it asserts what the scheduler guarantees about who runs, who is preempted
 and how long anyone waits.
@@ -21,7 +21,7 @@ from quire.engine.core import EngineCore
 from quire.engine.hashing import BlockHasher, Prefix
 from quire.engine.memory.manager import BlockManager
 from quire.engine.memory.prefix_cache import Found, PrefixCache
-from quire.engine.messages import Output, Request, SamplingParams
+from quire.engine.messages import EndSample, Output, Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.draft import StepDraft
 from quire.engine.schedule.invariants import check_scheduler
@@ -236,8 +236,16 @@ def distinct_filled(core: EngineCore) -> int:
     return sum(filled.values())
 
 
-def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], done: Counter[str]) -> None:
-    """Every sequence of `request` has its tokens, one end, and the log-probabilities that it asked for."""
+def check_outputs(
+    request: Request,
+    got: dict[tuple[int, int], list[Output]],
+    stopped: set[tuple[int, int]],
+    done: Counter[str],
+) -> None:
+    """Every sequence of `request` has its tokens, one end, and the log-probabilities that it asked for.
+
+    Those of samples that were `stopped` meanwhile are as far as they came.
+    """
     params = request.params
     sequences = [got[request.id, index] for index in range(params.n)]
     for outputs in sequences:
@@ -252,10 +260,15 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
         done["cached"] += outputs[0].cached_tokens
         done["from host"] += outputs[0].cached_host_tokens
         tokens = [token for output in outputs for token in output.tokens]
-        assert tokens == expected_tokens(request, index, EOS), f"request {request.id}"
+        expected = expected_tokens(request, index, EOS)
         done["constrained"] += bool(params.grammar)
         last = outputs[-1]
-        assert last.finish_reason == ("stop" if last.stop_token is not None else "length")
+        if (request.id, index) in stopped:
+            assert last.finish_reason is None and tokens == expected[: len(tokens)], f"request {request.id}"
+            done["stopped"] += 1
+        else:
+            assert last.finish_reason == ("stop" if last.stop_token is not None else "length")
+            assert tokens == expected, f"request {request.id}"
         if params.logprobs is not None:
             flat = [entry for output in outputs for entry in output.logprobs or []]
             assert [entry.token for entry in flat] == tokens
@@ -264,6 +277,10 @@ def check_outputs(request: Request, got: dict[tuple[int, int], list[Output]], do
             everyone = outputs[0].prompt_logprobs
             assert everyone is not None
             assert [entry and entry.token for entry in everyone] == [None, *request.prompt[1:]]
+
+
+def _has_ended(outputs: list[Output] | None) -> bool:
+    return bool(outputs) and outputs[-1].finish_reason is not None
 
 
 def simulate(
@@ -309,6 +326,8 @@ def simulate(
     deadlines: dict[int, int] = {}
     aborted: set[int] = set()
     got: dict[tuple[int, int], list[Output]] = {}
+    stopped: set[tuple[int, int]] = set()
+    stopping = random.Random(-1 - seed)
     done: Counter[str] = Counter()
     steps = 0
     accepted: list[Request] = []
@@ -326,16 +345,28 @@ def simulate(
             aborted.add(victim)
             alive.pop(victim, None)
             core.abort(victim)
+        going = [
+            (request.id, index)
+            for request in alive.values()
+            for index in range(request.params.n)
+            if not request.params.beam_width and not _has_ended(got.get((request.id, index)))
+        ]
+        begun = [each for each in going if each in got and each not in stopped]
+        if begun and stopping.random() < 0.1:
+            stop = stopping.choice(begun)
+            stopped.add(stop)
+            assert not core.handle(EndSample(*stop))
         ended: Counter[int] = Counter()
         for output in core.step():
             assert output.request_id not in aborted
+            assert (output.request_id, output.index) not in stopped
             got.setdefault((output.request_id, output.index), []).append(output)
             ended[output.request_id] += output.finish_reason is not None
         steps += 1
         for request_id, request in list(alive.items()):
             assert pushed or steps <= deadlines[request_id], f"request {request_id} waits too long"
-            endings = [got.get((request_id, index)) for index in range(request.params.n)]
-            if all(outputs and outputs[-1].finish_reason for outputs in endings):
+            every = [(request_id, index) for index in range(request.params.n)]
+            if all(each in stopped or _has_ended(got.get(each)) for each in every):
                 del alive[request_id]
         check_scheduler(scheduler.state)
         assert scheduler.state.tokens_filled == distinct_filled(core)
@@ -343,7 +374,7 @@ def simulate(
     assert scheduler.blocks.host.pool.num_available == host
     for request in accepted:
         if request.id not in aborted:
-            check_outputs(request, got, done)
+            check_outputs(request, got, stopped, done)
     done["recomputes"] = scheduler.preemption.recomputes
     done["swaps"] = scheduler.preemption.swaps
     done["copies"] = scheduler.blocks.copies_on_write

@@ -90,7 +90,7 @@ def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places
             check_scheduler(core.scheduler.state)
         interrupts += core.runner.interrupts
         for request in requests:
-            check_outputs(request, got, Counter())
+            check_outputs(request, got, set(), Counter())
         assert core.scheduler.blocks.pool.num_available == 40
     assert interrupts >= 30
 

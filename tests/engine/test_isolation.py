@@ -171,7 +171,7 @@ def simulate(seed: int) -> Counter[str]:
             params = request.params
             done["beams" if params.beam_width > 1 else "samples" if params.n > 1 else "one"] += 1
         elif request.id not in aborted:
-            check_outputs(request, got, done)
+            check_outputs(request, got, set(), done)
             done["poisoned, but lived"] += (request.params.seed or 0) >= POISON
             check_survivor(request)
             done["beside"] += bool(failed)

@@ -33,7 +33,9 @@ def test_tokens_come_in_order_and_as_few_outputs(steps: list[Step], taken_after:
         engine = AsyncEngine(EngineConfig(model="none"))
         engine._loop = asyncio.get_running_loop()
         request = Request(0, [1], SamplingParams(n=SEQUENCES))
-        stream = engine._streams[0] = RequestStream(request, engine._tell_soon, engine._abort)
+        stream = engine._streams[0] = RequestStream(
+            request, engine._tell_soon, engine._abort, engine._end_sample
+        )
         stream.listen(told.append)
         for number, step in enumerate(steps):
             plain = [index for index, more in step if not more]

@@ -116,6 +116,18 @@ def test_prompts_may_be_any_iterable_and_have_vllms_forms(llm: LLM) -> None:
         llm.generate(["A", None])  # type: ignore[list-item]
 
 
+def test_a_sample_that_a_stop_string_ends_is_computed_no_further(llm: LLM) -> None:
+    asked: dict[str, Any] = {"n": 3, "max_tokens": 40, "temperature": 1.5, "seed": 2, "ignore_eos": True}
+    (whole,) = llm.generate("The", SamplingParams(**asked))
+    steps = llm.engine.core.scheduler.state.steps
+    before = steps.sequences
+    (cut,) = llm.generate("The", SamplingParams(**asked, stop="month"))
+    assert sorted(one.finish_reason for one in cut.outputs) == ["length", "stop", "stop"]
+    assert [one.text for one in cut.outputs] == [one.text.split("month")[0] for one in whole.outputs]
+    tokens = sum(len(one.token_ids) for one in cut.outputs)
+    assert steps.sequences - before <= tokens + 2 * 2  # of each that was stopped two steps are under way
+
+
 def test_each_params_have_their_own_stop_strings(llm: LLM) -> None:
     (whole,) = llm.generate("A block table is", GREEDY)
     word = whole[0].text.split()[1]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from quire.engine.config import EngineInfo, Progress, RegistryReport, StepStats
 from quire.engine.core import EngineCore
-from quire.engine.messages import Abort, Output, Request, SamplingParams
+from quire.engine.messages import Abort, EndSample, Output, Request, SamplingParams
 from quire.engine.records import RequestRecord
 
 
@@ -26,6 +26,9 @@ class CoreStream:
         self.listener = None
         self._engine.core.handle(Abort(self.request_id))
         self._engine.go_on()
+
+    def end_sample(self, index: int) -> None:
+        self._engine.core.handle(EndSample(self.request_id, index))
 
 
 class CoreEngine:

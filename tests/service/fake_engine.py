@@ -126,6 +126,9 @@ class FakeStream:
             self.aborted = True
             self.unfinished.clear()
 
+    def end_sample(self, index: int) -> None:
+        self.unfinished.discard(index)
+
     def push(self, output: Output) -> None:
         if output.finish_reason is not None:
             self.unfinished.discard(output.index)

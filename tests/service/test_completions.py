@@ -196,7 +196,9 @@ async def test_stop_string_of_one_sample_leaves_the_others(
     first, second = reply.json()["choices"]
     assert (first["text"], first["finish_reason"]) == ("aa", "stop")
     assert (second["text"], second["finish_reason"]) == ("b" * 8, "length")
-    assert not service.engine.streams[0].aborted
+    (stream,) = service.engine.streams
+    assert not stream.aborted
+    assert stream.done == [len(tokenizer.encode("aaSTOP", add_special_tokens=False)), 8]  # no token more
 
 
 async def test_logprobs(service: Service, tokenizer: Tokenizer) -> None:

@@ -66,8 +66,8 @@ def test_a_text_made_at_the_end_is_the_text_made_token_by_token(kind: str, data:
     context = data.draw(st.sampled_from([[], [1, 2]]))
     stop = data.draw(st.booleans()) and bool(tokens)
     pieces = [TOKENIZERS[kind].detokenizer(context, skip_special_tokens=True) for _ in range(2)]
-    ends: list[str] = []
-    gathered, choice = Gathered(pieces[0], lambda: ends.append("ended")), Choice(0, pieces[1], ())
+    ends: list[int] = []
+    gathered, choice = Gathered(3, pieces[0], ends.append), Choice(0, pieces[1], ())
     reason, stop_token = ("stop", tokens[-1]) if stop else ("length", None)
     last = Output(0, 0, tokens[-1:], finish_reason=reason, stop_token=stop_token)  # type: ignore[arg-type]
     for token in tokens[:-1]:
@@ -78,7 +78,7 @@ def test_a_text_made_at_the_end_is_the_text_made_token_by_token(kind: str, data:
     completion = gathered.completion(with_logprobs=False, prompt_logprobs=None)
     assert completion.text == choice.take_text()
     assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
-    assert ends == ["ended"]
+    assert ends == [3]
 
 
 def test_a_completion_is_detokenised_in_one_go_and_no_token_becomes_an_output(
