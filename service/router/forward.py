@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -17,17 +16,18 @@ from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
 from quire.service.explain.trace_context import TraceContext
 from quire.service.http.connection import ClientGone, Connection
-from quire.service.http.dialects import STREAM_TYPES, dialect_of
+from quire.service.http.dialects import dialect_of
 from quire.service.http.gate import note_ignored
-from quire.service.router.endings import BadAnswer, EngineDied, tells_of_death
+from quire.service.router.answer_notes import AnswerNotes
+from quire.service.router.attempt import Attempt, Sent
+from quire.service.router.endings import BadAnswer
 from quire.service.router.events import pass_events
-from quire.service.router.headers import are_well_formed, as_text, passed_on
+from quire.service.router.headers import Headers, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import BUSY, ReplicaLost, is_busy, is_out, lacks_a_response, replica_lost
+from quire.service.router.refusals import ReplicaLost, is_busy, lacks_a_response, replica_lost
 from quire.service.router.replica import Replica
-from quire.service.router.response_affinity import created_response, previous_response, wanted_response
-from quire.service.router.sessions import UsedConnection
+from quire.service.router.response_affinity import previous_response, wanted_response
 from quire.service.router.state import RouterState
 from quire.service.router.stream_affinity import (
     StreamAffinity,
@@ -42,13 +42,6 @@ from quire.service.tracing.otlp import FinishedSpan, Value
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
-# Of GET and HEAD nothing begins that could make a replica die.
-_HARMLESS = frozenset({"GET", "HEAD"})
-_WITHOUT_BODY = frozenset({204, 304})
-_NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-_CACHED_TOKENS = re.compile(rb'"cached_tokens":(\d+)')  # inside a JSON string the quotes would be escaped
 
 
 class Forward:
@@ -73,15 +66,23 @@ class _Exchange:
     def __init__(self, state: RouterState, request: Request, body: bytes, share: Share) -> None:
         self._state = state
         self._request = request
-        self._body = body  # until it cannot have to be sent again
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
-        self._is_noted = False  # where the response is that it creates
         # A stream of what happens here, not of an answer, which has a last event.
         self._is_endless = request.method == "GET" and wanted_stream(request) is None
-        self._is_predicted = False  # whether there is a prediction for all of the prompt
+        self._notes = AnswerNotes(state, request)
         traced = state.exporter is not None and started_request(request) is not None
         self._trace = TraceContext.of(request.headers.get("traceparent")) if traced else None
+        self._sent = Sent(request.method, request.scope, self._headers(), body)
+
+    def _headers(self) -> Headers:
+        """Return those that every replica gets."""
+        request = self._request
+        headers = [*passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
+        if self._trace is not None:
+            headers = [header for header in headers if header[0] != b"traceparent"]
+            headers.append((b"traceparent", self._trace.header.encode()))
+        return headers
 
     async def run(self, send: Send) -> None:
         async def send_with_route(message: Message) -> None:
@@ -133,10 +134,10 @@ class _Exchange:
             if wanted is not None:
                 return await self._pick_up(connection, wanted, affinity)
         prompt = None
-        if state.reader is not None and self._body:
-            prompt = await state.reader.read(self._request, self._body)
+        if state.reader is not None and self._sent.body:
+            prompt = await state.reader.read(self._request, self._sent.body)
         location = await state.locate(prompt)
-        self._is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
+        self._notes.is_predicted = prompt is not None and prompt.whole and bool(location.prefixes)
         return await self._ask(connection, location)
 
     async def _ask(self, connection: Connection, location: Location) -> Response | None:
@@ -206,7 +207,7 @@ class _Exchange:
         A response is gone on from where it is stored.
         """
         key, state = started_stream(self._request), self._state
-        previous = previous_response(self._request, self._body)
+        previous = previous_response(self._request, self._sent.body)
         if previous is not None and not tried:
             storer = state.response_affinity.find(previous, state.replicas)
             if storer is not None and storer.up:
@@ -231,87 +232,27 @@ class _Exchange:
         """None once it was streamed. Raises ReplicaLost before the first byte, and ApiError after it."""
         self._route = placement.header(number)
         self._state.metrics.placed(placement, number)
+        assert self._state.session is not None
+        attempt = Attempt(self._state.session, self._sent, placement, digests, self._share)
+        silent = replica_lost(": it does not answer any more")
         try:
-            return await self._try(connection, placement, digests)
+            reply = await attempt.run(
+                pass_on=partial(self._stream, connection, placement),
+                give_up=partial(connection.interrupt, silent),
+            )
         except ReplicaLost as lost:
             if connection.started:
                 raise replica_lost(" in the middle of its answer") from None
             log.warning("attempt %d of a request failed: %s", number, lost)
             raise
-
-    async def _try(
-        self, connection: Connection, placement: Placement, digests: Sequence[Digest]
-    ) -> Response | None:
-        """None once it was streamed. Raises ReplicaLost."""
-        replica, used, began = placement.replica, UsedConnection(), time.monotonic()
-        try:
-            silent = replica_lost(": it does not answer any more")
-            with replica.request(digests, partial(connection.interrupt, silent)):
-                async with self._send(placement, used) as answer:
-                    # Headers come with the first token.
-                    replica.sent_prefixes.answered(digests, time.monotonic())
-                    if not 200 <= answer.status <= 599 or not are_well_formed(answer.raw_headers):
-                        raise BadAnswer(f"its answer {answer.status} is no HTTP")
-                    is_stream = answer.content_type in STREAM_TYPES and self._request.method != "HEAD"
-                    if is_stream and answer.status == 200:
-                        await self._stream(connection, answer, placement)
-                        self._note_outcome(replica, began, answer.status)
-                        return None
-                    content = await self._whole(answer)
-                    if answer.status == 500 and tells_of_death(content):
-                        raise EngineDied("its engine died")
-        except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
-            replica.failures.add(began, time.monotonic())
-            closed = used.reused and isinstance(error, aiohttp.ServerDisconnectedError)
-            if connection.started or not closed:  # else it may just have closed what was idle for long
-                replica.lost(error)
-            replica.sent_prefixes.refused(digests)
-            begun = self._request.method not in _HARMLESS and not isinstance(error, _NEVER_SENT)
-            raise ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun) from None
-        self._note_outcome(replica, began, answer.status)
-        if answer.status >= 400:
-            replica.sent_prefixes.refused(digests)
-        self._note_response(placement, content)
-        self._compare(placement, content)
-        reply = Response(content, answer.status)
-        reply.raw_headers = passed_on(answer.raw_headers)
-        if answer.status not in _WITHOUT_BODY:
-            length = answer.headers.get("content-length", str(len(content)))  # of HEAD: what GET would have
-            reply.raw_headers.append((b"content-length", length.encode()))
-        if is_out(reply):
-            replica.lost(f"it answers {answer.status}")
+        if reply is not None:
+            self._notes.take_in(placement, bytes(reply.body))
         return reply
 
-    def _note_outcome(self, replica: Replica, began: float, status: int) -> None:
-        """What begins nothing tells nothing of how the rest fares there; nor does a refusal."""
-        if self._request.method in _HARMLESS:
-            return
-        if status < 400:
-            replica.failures.clear()
-        elif status >= 500 and status not in BUSY:
-            replica.failures.add(began, time.monotonic())
-
-    def _send(self, placement: Placement, used: UsedConnection) -> aiohttp.client._RequestContextManager:
-        session = self._state.session
-        assert session is not None
-        request = self._request
-        headers = [*passed_on(request.headers.raw), (b"x-request-id", request.state.request_id)]
-        if self._trace is not None:
-            headers = [header for header in headers if header[0] != b"traceparent"]
-            headers.append((b"traceparent", self._trace.header.encode()))
-        return session.request(
-            request.method,
-            placement.replica.address(request.scope),
-            headers=as_text([*headers, *placement.headers]),
-            data=self._body or None,
-            allow_redirects=False,
-            skip_auto_headers=_NOT_ADDED,
-            trace_request_ctx=used,
-        )
-
     async def _stream(
-        self, connection: Connection, answer: aiohttp.ClientResponse, placement: Placement
+        self, connection: Connection, placement: Placement, answer: aiohttp.ClientResponse
     ) -> None:
+        """Raises what says that the replica failed."""
         if self._is_endless:  # a drain does not wait for it
             self._state.check_open()
             self._state.generations.discard(connection)
@@ -330,32 +271,9 @@ class _Exchange:
 
     def _passed(self, placement: Placement, events: bytes) -> None:
         """These are with the client."""
-        self._share.give_back(len(self._body))
-        self._body = b""
-        self._note_response(placement, events)
-        self._compare(placement, events)
-
-    async def _whole(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Raises ApiError 429 if it is too much beside all others."""
-        chunks = []
-        async for chunk in answer.content.iter_any():
-            self._share.take(len(chunk))
-            chunks.append(chunk)
-        return b"".join(chunks)
-
-    def _note_response(self, placement: Placement, content: bytes) -> None:
-        """Remember where a response is, once its answer names it."""
-        if not self._is_noted and (key := created_response(self._request, content)) is not None:
-            self._state.response_affinity.settle(key, placement.replica)
-            self._is_noted = True
-
-    def _compare(self, placement: Placement, content: bytes) -> None:
-        """Compare what was predicted with what an answer says that it found, if it does."""
-        if self._is_predicted and b'"cached_tokens"' in content:
-            found = _CACHED_TOKENS.findall(content)
-            if found and int(found[-1]) <= placement.prompt_tokens:
-                self._state.metrics.compare(placement, int(found[-1]))
-                self._is_predicted = False
+        self._share.give_back(len(self._sent.body))
+        self._sent.body = b""
+        self._notes.take_in(placement, events)
 
 
 def _unsure() -> ApiError:
