@@ -23,7 +23,9 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
+ERROR_HEADER = "x-quire-error"  # has an error's code, for which the bodies of some APIs have no place
 ENGINE_DEAD = "engine_dead"
+ENGINE_STALLED = "engine_stalled"
 REPLICA_LOST = "replica_lost"
 
 
@@ -92,6 +94,11 @@ def refused(error: FieldError) -> ApiError:
 
 def not_ready(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="not_ready", retry_after=retry_after)
+
+
+def worker_lost(message: str) -> ApiError:
+    """Of the request that a process beside the server was working on; the server takes others."""
+    return ApiError(503, message, code="worker_lost", retry_after=1)
 
 
 def engine_dead(error: str | None, status: int = 503) -> ApiError:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.service.engine_client import Engine
-from quire.service.errors import ApiError
+from quire.service.errors import ENGINE_STALLED, ApiError
 
 log = logging.getLogger("quire.service")
 
@@ -76,4 +76,4 @@ class Watchdog:
 
 
 def _stalled(message: str) -> ApiError:
-    return ApiError(503, message, code="engine_stalled", retry_after=_RETRY_SECONDS)
+    return ApiError(503, message, code=ENGINE_STALLED, retry_after=_RETRY_SECONDS)

@@ -50,6 +50,10 @@ def describe(version: str) -> dict[str, Any]:
                     "description": "Seconds after which to try again",
                     "schema": {"type": "integer", "minimum": 1},
                 },
+                "x-quire-error": {
+                    "description": "The error's code, if it has one",
+                    "schema": {"type": "string"},
+                },
                 "x-quire-ignored": {
                     "description": "The fields of the request that had no effect, if there were any",
                     "schema": {"type": "string"},
@@ -96,6 +100,8 @@ def _schema(operation: Operation, kind: str) -> dict[str, Any]:
 
 def _response(description: str, content: dict[str, Any], status: int = 200) -> dict[str, Any]:
     names = ["x-request-id"]
+    if status >= 400:
+        names.append("x-quire-error")
     if status in RETRIED:
         names.append("retry-after")
     if status == 401:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.errors import FieldError
-from quire.service.errors import ApiError, bad_value, refused
+from quire.service.errors import ERROR_HEADER, ApiError, bad_value, refused
 from quire.service.http.alternatives import alternatives
 from quire.service.http.dialects import dialect_of
 from quire.service.http.tidying import tidy
@@ -44,7 +44,8 @@ class JsonResponse(Response):
 
 def error_response(error: ApiError, path: str) -> Response:
     """Return it as clients of this path expect it."""
-    return Response(dialect_of(path).body(error), error.status, error.headers, "application/json")
+    headers = error.headers if error.code is None else {**error.headers, ERROR_HEADER: error.code}
+    return Response(dialect_of(path).body(error), error.status, headers, "application/json")
 
 
 class Read(NamedTuple, Generic[T]):

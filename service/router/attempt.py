@@ -12,11 +12,11 @@ from starlette.types import Scope
 
 from quire.engine.hashing import Digest
 from quire.service.http.dialects import STREAM_TYPES
-from quire.service.router.endings import BadAnswer, EngineDied, tells_of_death
+from quire.service.router.endings import BadAnswer, EngineDied
 from quire.service.router.headers import Headers, are_well_formed, as_text, passed_on
 from quire.service.router.held import Share
 from quire.service.router.placement import Placement
-from quire.service.router.refusals import BUSY, ReplicaLost, is_out
+from quire.service.router.refusals import BUSY, ReplicaLost, is_dead, is_out
 from quire.service.router.sessions import UsedConnection
 
 # Of GET and HEAD nothing begins that could make a replica die.
@@ -93,10 +93,10 @@ class Attempt:
             if is_stream and answer.status == 200:
                 await pass_on(answer)
                 return None
-            content = await self._whole(answer)
-        if answer.status == 500 and tells_of_death(content):
+            reply = _reply(answer, await self._whole(answer))
+        if is_dead(reply):
             raise EngineDied("its engine died")
-        return _reply(answer, content)
+        return reply
 
     def _send(self) -> aiohttp.client._RequestContextManager:
         sent, placement = self._sent, self._placement

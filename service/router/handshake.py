@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import aiohttp
 import msgspec
@@ -30,9 +31,11 @@ _BUSY = frozenset({429, 502, 503})  # another replica may say better; else this 
 
 
 class _Detail(msgspec.Struct):
+    """Its code becomes a header."""
+
     message: str
     param: str | None = None
-    code: str | None = None
+    code: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_.-]{1,64}\Z")] | None = None
 
 
 class _Refusal(msgspec.Struct):

@@ -6,13 +6,12 @@ import re
 
 from starlette.responses import Response
 
-from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
+from quire.service.errors import ENGINE_DEAD, ENGINE_STALLED, ERROR_HEADER, REPLICA_LOST, ApiError
 from quire.service.router.response_affinity import NOT_FOUND
 
 BUSY = frozenset({429, 503})  # another replica may say better; else this is the answer
-_STALLED = b'"code":"engine_stalled"'  # a 503 of what may have begun
 _CODE = re.compile(rb'"code":"(\w+)"')  # inside a JSON string the quotes would be escaped
-_OF_ALL_REQUESTS = frozenset({b"not_ready", ENGINE_DEAD.encode(), b"engine_stalled"})
+_OF_ALL_REQUESTS = frozenset({"not_ready", ENGINE_DEAD, ENGINE_STALLED})
 
 
 class ReplicaLost(Exception):
@@ -32,7 +31,12 @@ def replica_lost(where: str) -> ApiError:
 
 def is_busy(reply: Response) -> bool:
     """Whether a replica has not begun on the request that it answers so, for now."""
-    return reply.status_code in BUSY and _STALLED not in reply.body
+    return reply.status_code in BUSY and _code_of(reply) != ENGINE_STALLED
+
+
+def is_dead(reply: Response) -> bool:
+    """Whether a replica says that its engine died with the request."""
+    return reply.status_code == 500 and _code_of(reply) == ENGINE_DEAD
 
 
 def lacks_a_response(reply: Response) -> bool:
@@ -43,9 +47,13 @@ def lacks_a_response(reply: Response) -> bool:
 def is_out(reply: Response) -> bool:
     """Whether a replica says that it takes no requests at all: not of one that needs more than it does.
 
-    Of a 503 without a code, as some APIs word it, nothing else is known.
+    Of a 503 without a code nothing else is known.
     """
-    if reply.status_code != 503:
-        return False
-    code = _CODE.search(reply.body)
-    return code is None or code.group(1) in _OF_ALL_REQUESTS
+    code = _code_of(reply)
+    return reply.status_code == 503 and (code is None or code in _OF_ALL_REQUESTS)
+
+
+def _code_of(reply: Response) -> str | None:
+    """Return an error's code; older replicas tell it in the body only, if that has a place for it."""
+    found = _CODE.search(reply.body)
+    return reply.headers.get(ERROR_HEADER) or (None if found is None else found.group(1).decode())

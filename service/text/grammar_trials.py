@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.engine.config import EngineInfo
-from quire.service.errors import ApiError, bad_value, not_ready
+from quire.service.errors import ApiError, bad_value, worker_lost
 from quire.service.text.frames import encode_frame
 from quire.service.text.worker_pool import OutOfTime, WorkerLost, Workers
 
@@ -56,7 +56,8 @@ class GrammarTrials:
             try:
                 self._remember(digest, await self._try(tokenizer, info, grammar))
             except WorkerLost:
-                raise not_ready(f"{field}: the process that compiles schemas was killed: try again") from None
+                message = f"{field}: the process that compiles schemas was killed: try again"
+                raise worker_lost(message) from None
             finally:
                 self._waiting -= 1
         self._verdicts.move_to_end(digest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.service.errors import ApiError, TemplateError, not_ready, too_large
+from quire.service.errors import ApiError, TemplateError, too_large, worker_lost
 from quire.service.text.frames import encode_frame
 from quire.service.text.template_messages import Conversation, Model, Rendered
 from quire.service.text.worker_pool import OutOfTime, WorkerLost, Workers
@@ -60,7 +60,7 @@ class TemplateRenderer:
         except OutOfTime:
             raise TemplateError(f"the model's chat template took longer than {self._seconds:g} s") from None
         except WorkerLost:
-            raise not_ready("the process that renders chat templates was killed: try again") from None
+            raise worker_lost("the process that renders chat templates was killed: try again") from None
         except ValueError as error:
             raise TemplateError(str(error)) from None
         rendered = _decoder.decode(answer)

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.service.errors import ApiError, not_ready, worker_lost
+from quire.service.http.codec import error_response
 from quire.service.router import failures
 from quire.service.router.placement import Location
 from quire.service.router.sent_prefixes import UNPUBLISHED_SECONDS
@@ -280,6 +282,41 @@ def test_a_replica_is_out_if_it_takes_no_requests_at_all(
     router, (first, _second) = make(lambda exchange: exchange.reply(503, body), say)
     post(router)
     assert (f"replica {first.name} fails: it answers 503" in caplog.messages) == is_out
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "is_out"),
+    [
+        (ApiError(503, "m", code="engine_stalled"), 503, True),
+        (ApiError(500, "m", code="engine_dead"), 502, True),
+        (not_ready("m"), 200, True),
+        (worker_lost("m"), 200, False),
+        (ApiError(429, "m", code="queue_full"), 200, False),
+    ],
+)
+def test_what_a_replica_says_counts_in_all_forms_of_errors(
+    make: Make, error: ApiError, status: int, is_out: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where a body has no place for the code: whether it may have begun, and whether it takes others."""
+    paths = [CHAT, "/v1/messages", "/api/chat"]
+
+    def fail(exchange: Exchange) -> None:
+        told = error_response(error, exchange.path)
+        headers = {name.decode(): value.decode() for name, value in told.raw_headers}
+        del headers["content-length"], headers["content-type"]
+        exchange.reply(told.status_code, bytes(told.body), **headers)
+
+    router, (first, second) = make(fail, say)
+    for path in paths:
+        router.wait(lambda: all(replica.up for replica in router.server.state.replicas))
+        router.prefer(first)
+        answer = post(router, path)
+        assert answer.status_code == status
+        assert answer.headers.get("x-quire-error") == {503: "engine_stalled", 502: "replica_lost"}.get(status)
+    assert len(first.exchanges) == len(paths)
+    assert len(second.exchanges) == (len(paths) if status == 200 else 0)
+    lost = [message for message in caplog.messages if message.startswith(f"replica {first.name} fails")]
+    assert len(lost) == (len(paths) if is_out else 0)
 
 
 def test_another_replica_answers_for_one_that_refuses_connections(make: Make) -> None:

@@ -210,6 +210,7 @@ async def test_an_accident_is_no_verdict(service: Service, monkeypatch: pytest.M
         patch.setattr(workers._Process, "ask", ask_and_die)
         reply = await post(service.app, COMPLETIONS, asked)
         assert reply.status == 503 and int(reply.headers["retry-after"]) >= 1
+        assert reply.error["code"] == "worker_lost"
     with monkeypatch.context() as patch:
         patch.setattr(workers, "START_SECONDS", 0.0)
         assert (await post(service.app, COMPLETIONS, asked)).status == 503

@@ -127,6 +127,15 @@ async def test_a_lost_process_is_replaced(make_renderer: Callable[..., TemplateR
     assert await rendered(renderer, HARMLESS)
 
 
+async def test_a_process_that_is_lost_again_fails_its_conversation_only(
+    make_renderer: Callable[..., TemplateRenderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.service.text.worker_pool.TRIES", 0)
+    with pytest.raises(ApiError) as lost:
+        await rendered(make_renderer(), HARMLESS)
+    assert (lost.value.status, lost.value.code) == (503, "worker_lost")
+
+
 async def test_only_so_much_waits(
     make_renderer: Callable[..., TemplateRenderer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,10 +106,12 @@ async def test_nothing_is_taken_until_it_goes_on(manual: Service) -> None:
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
         ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a"}]}),
     ]
     for path, body in bodies:
         reply = await post(manual.app, path, body)
-        assert (reply.status, reply.error["code"]) == (503, "engine_stalled")
+        assert (reply.status, reply.headers["x-quire-error"]) == (503, "engine_stalled")
         assert int(reply.headers["retry-after"]) > 0
     late = Socket(manual.app).start()
     await late.until_true(lambda: late.sent)
