@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from quire.service.http.subprotocols import offered_key
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
+from quire.service.router.refusals import BUSY
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import response_key
 from quire.service.router.state import RouterState
@@ -27,7 +29,7 @@ HANDSHAKE_SECONDS = 10.0  # a replica that can take a WebSocket does so at once
 MAX_MESSAGE_BYTES = MAX_REPLY_LOGPROBS << 8
 _MAX_REFUSAL_BYTES = 64 << 10
 _SWITCHING_PROTOCOLS = 101
-_BUSY = frozenset({429, 502, 503})  # another replica may say better; else this is the answer
+_PASSED_OVER = BUSY | {502}  # another replica may say better; else this is the answer
 
 
 class _Detail(msgspec.Struct):
@@ -52,6 +54,7 @@ class Link:
     placement: Placement
     attempt: int
     socket: aiohttp.ClientWebSocketResponse
+    began: float  # when it was asked for
 
     @property
     def replica(self) -> Replica:
@@ -76,11 +79,11 @@ class Handshake:
             try:
                 return await self._attempt(placement, attempt)
             except ApiError as error:
-                if error.status not in _BUSY:
+                if error.status not in _PASSED_OVER:
                     raise
                 refusal = error
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                placement.replica.lost(error)
+            except (aiohttp.ClientError, OSError, TimeoutError):  # the next one may do better
+                pass
             if not self._state.has_others(tried):
                 break
         raise refusal
@@ -125,11 +128,20 @@ class Handshake:
 
     async def _attempt(self, placement: Placement, attempt: int) -> Link:
         """Raises ApiError if the replica refuses, and what aiohttp raises if it cannot be asked."""
-        async with asyncio.timeout(HANDSHAKE_SECONDS):
-            socket = await self._open(placement)
+        replica, began = placement.replica, time.monotonic()
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                socket = await self._open(placement)
+        except ApiError as refusal:
+            if refusal.status >= 500 and refusal.status not in BUSY:
+                replica.failures.add(began, time.monotonic())
+            raise
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            replica.failed(began, error)
+            raise
         asked = self._client.state.tenant, self._client.state.request_id.decode()
-        self._state.request_affinity.settle(asked, placement.replica)
-        return Link(placement, attempt, socket)
+        self._state.request_affinity.settle(asked, replica)
+        return Link(placement, attempt, socket, began)
 
     async def _open(self, placement: Placement) -> aiohttp.ClientWebSocketResponse:
         opened = self._state.session

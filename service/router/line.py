@@ -37,6 +37,10 @@ class Line:
             if self._closing is not None:
                 await self._closing
 
+    def lost(self, reason: str) -> None:
+        """The replica failed on it."""
+        self.replica.failed(self._link.began, reason)
+
     def _count(self) -> None:
         self._requests.close()
         self._requests.enter_context(self.replica.request(give_up=self._give_up))

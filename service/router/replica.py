@@ -81,6 +81,11 @@ class Replica:
         self.draining = load.draining
         self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
+    def failed(self, sent_at: float, reason: BaseException | str) -> None:
+        """What it was sent then failed there."""
+        self.failures.add(sent_at, time.monotonic())
+        self.lost(reason)
+
     def lost(self, reason: BaseException | str) -> None:
         """It did not do what it was asked: nothing is sent there until it says that it is ready."""
         if self.up:

@@ -58,15 +58,15 @@ class RunningResponses:
     def refusal(self, text: str | None, error: ApiError) -> str:
         return error_event(error, stream_id=head_of(text).lane).data.decode()
 
-    def note(self, text: str) -> None:
-        """An event was passed on."""
+    def note(self, text: str) -> bool:
+        """An event was passed on. Return whether a response has ended with it as it should."""
         event = _event(text)
         if event.type == "error":
             if event.response_id is None:
                 self._settle(event.stream_id)
-            return
+            return False
         if event.response_id is None:
-            return
+            return False
         if event.type == "response.created":
             self._settle(event.stream_id)
             self._created[event.response_id] = event
@@ -77,6 +77,7 @@ class RunningResponses:
         if event.type in _ENDS:
             self._created.pop(event.response_id, None)
             self._last.pop(event.response_id, None)
+        return event.type in _ENDS and event.type != "response.failed"
 
     def _settle(self, stream_id: str | None) -> None:
         """One that was asked for has begun, or is refused: replicas name its stream as the client did."""

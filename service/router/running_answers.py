@@ -36,15 +36,16 @@ class RunningAnswers:
     def refusal(self, text: str | None, error: ApiError) -> str:
         return failed(error, _head(text).readable_tag()).decode()
 
-    def note(self, text: str) -> None:
-        """A server's frame was passed on."""
+    def note(self, text: str) -> bool:
+        """A server's frame was passed on. Return whether an answer has ended with it as it should."""
         tail = _tail(text)
         if not tail.ends:
-            return
+            return False
         if tail.tag is None:
             self._untagged = max(0, self._untagged - 1)
         else:
             self._tags.pop(tail.tag, None)
+        return tail.error is None
 
     def fail(self, error: ApiError) -> list[str]:
         """The last frame of each, as its replica would have told it; none runs any more."""

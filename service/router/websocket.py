@@ -137,6 +137,10 @@ class Passage(Interruptible):
         error = close.error
         if error is None and (close.code == ABNORMAL or self._running):
             error = replica_lost(" in the middle of the WebSocket")
+            if close.code != MESSAGE_TOO_BIG:  # which is about what the client said
+                self._line.lost(
+                    f"a WebSocket ended with {close.code} and {len(self._running)} unfinished answers"
+                )
         if error is not None:
             self._state.metrics.failures["during"] += 1
             ends = self._running.lose(error)
@@ -203,7 +207,8 @@ class Passage(Interruptible):
                 if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
                     return LOST
                 await self._say(message.data)
-                self._running.note(message.data)
+                if self._running.note(message.data):
+                    self._line.replica.failures.clear()
                 self._count()
                 if self._leaving and not self._running:
                     return Close(GOING_AWAY)

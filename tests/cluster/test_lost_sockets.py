@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.server import ServerConnection
 
 from quire.service.config import ServiceConfig
-from quire.service.router import handshake
+from quire.service.router import failures, handshake
 from quire.service.router.handshake import Handshake, Link
 from quire.service.router.line import Line
 from quire.service.router.placement import Placement
 from quire.service.router.replica import SILENT_PROBES, Replica
 from quire.service.router.state import RouterState
 from quire.service.router.websocket import Passage
+from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 from tests.cluster.websocket_replica import (
     CREATED,
     Make,
@@ -102,6 +104,70 @@ def test_each_response_of_a_lost_replica_hears_of_it(make: Make, end: Talk, code
         assert ending(client)[0] == code
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/completions"])
+def test_failures_on_sockets_count_until_an_answer_ends_as_it_should(
+    make: Make, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+    ends = {
+        "/v1/responses": {"type": "response.completed", "response_id": "r"},
+        "/v1/completions": {"done": True},
+    }
+    talks = iter([leave, lambda connection: connection.close(1012), None])
+
+    def talk(connection: ServerConnection) -> None:
+        connection.recv()
+        end = next(talks)
+        if end is None:
+            connection.send(json.dumps({"error": {"code": "unknown_field"}, "type": "error"}))
+            connection.recv()
+            connection.send(json.dumps(ends[path]))
+            connection.recv()
+        else:
+            end(connection)
+
+    router = make(WebSocketReplica(talk))
+    (known,) = router.server.state.replicas
+    for load in (8, 24):
+        router.wait(lambda: known.up)
+        with open_socket(router, path) as client:
+            client.send("{}")
+            assert "replica_lost" in str(client.recv(timeout=30))
+        assert known.failures.load(time.monotonic()) == load
+    router.wait(lambda: known.up)
+    with open_socket(router, path) as client:
+        client.send("{}")
+        assert "unknown_field" in str(client.recv(timeout=30))
+        assert known.failures.load(time.monotonic()) == 24
+        client.send("{}")
+        assert json.loads(client.recv(timeout=30)) == ends[path]
+        router.wait(lambda: known.failures.load(time.monotonic()) == 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "load"),
+    [
+        (lambda exchange: exchange.cut(), 503, 8),
+        (lambda exchange: exchange.reply(500, b"{}"), 500, 8),
+        (lambda exchange: exchange.reply(503, b"{}"), 503, 0),
+        (lambda exchange: exchange.reply(403, b"{}"), 403, 0),
+    ],
+)
+def test_handshakes_that_fail_count(
+    answer: Callable[[Exchange], object], status: int, load: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+    replica = StubReplica(answer)
+    router = LiveRouter([replica])
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(router)
+    assert refused.value.response.status_code == status
+    (known,) = router.server.state.replicas
+    assert known.failures.load(time.monotonic()) == load
+    router.end()
+    replica.close()
+
+
 def test_a_message_that_is_too_large_ends_its_socket(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which holds it whole; what runs on the socket hears of it."""
     monkeypatch.setattr(handshake, "MAX_MESSAGE_BYTES", 1000)
@@ -163,7 +229,7 @@ class _Leaving:
 async def test_a_replica_that_takes_no_more_may_have_said_its_last() -> None:
     """What it said before it left is the client's, though nothing can be sent there any more."""
     leaving: Any = _Leaving(CREATED, {"type": "response.completed", "response_id": "r"})
-    link = Link(Placement.at_home(Replica("http://a", up=True)), 1, leaving)
+    link = Link(Placement.at_home(Replica("http://a", up=True)), 1, leaving, 0.0)
     sent: list[Any] = []
     asked = iter([{"type": "websocket.receive", "text": "more"}])
 
