@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Iterator, Sequence
 
@@ -45,17 +46,17 @@ class Fleet:
         self._forget()
         for url in urls:
             if url not in self._replicas:
-                replica = self._replicas[url] = Replica(url, up=False)
-                log.info("replica %s is there", replica.name)
+                log.info("replica %s is there", self._add(url).name)
 
     def register(self, fingerprint: str, registered: Sequence[Registered]) -> bool:
         """Who the registry says is there. It adds to those that it knows only. Return whether one is ready.
 
         Anybody may write there: who is new gets nothing before it has answered that it is ready.
         """
+        self._admit([entry.url for entry in registered if entry.url not in self._replicas])
         now, is_ready = time.monotonic(), False
         for entry in registered:
-            replica = self._replicas.get(entry.url) or self._admit(entry.url)
+            replica = self._replicas.get(entry.url)
             if replica is None:
                 continue
             replica.fingerprint = fingerprint
@@ -63,24 +64,46 @@ class Fleet:
             is_ready |= replica.up
         return is_ready
 
-    def _admit(self, url: str) -> Replica | None:
-        """A replica that was not there before; None: it is not wanted."""
+    def _admit(self, urls: Sequence[str]) -> None:
+        """Add those of new ones that are wanted.
+
+        If they are too many, any of them have the room that there is, and that of those who were asked and
+        have never been ready: whatever is registered, who is ready gets in, and stays.
+        """
         if not self._are_registered:
-            return None
-        if not self._allowed.admits(url):
-            self._complaints.make(
-                logging.WARNING,
-                url,
-                f"{url} is registered and not routed to: its host is not in "
-                f"{', '.join(self._config.allow_replicas) or 'a private network'} (--allow-replica)",
-            )
-            return None
-        if len(self._replicas) >= MAX_REPLICAS:
-            self._complaints.make(logging.WARNING, "", f"more than {MAX_REPLICAS} replicas are registered")
-            return None
+            return
+        wanted = [url for url in dict.fromkeys(urls) if self._is_wanted(url)]
+        excess = len(self._replicas) + len(wanted) - MAX_REPLICAS
+        if excess <= 0:
+            for url in wanted:
+                log.info("replica %s is there", self._add(url).name)
+            return
+        self._complaints.make(logging.WARNING, "", f"more than {MAX_REPLICAS} replicas are registered")
+        for replica in self._asked_in_vain()[:excess]:
+            del self._replicas[replica.url]
+        random.shuffle(wanted)
+        for url in wanted[: MAX_REPLICAS - len(self._replicas)]:
+            self._add(url)
+
+    def _asked_in_vain(self) -> list[Replica]:
+        asking = {replica for replica, task in self._asked.items() if not task.done()}
+        rest = [replica for replica in self if not replica.in_flight and replica not in asking]
+        return [replica for replica in rest if replica.has_been_ready is False]
+
+    def _add(self, url: str) -> Replica:
         replica = self._replicas[url] = Replica(url, up=False)
-        log.info("replica %s is there", replica.name)
         return replica
+
+    def _is_wanted(self, url: str) -> bool:
+        if self._allowed.admits(url):
+            return True
+        self._complaints.make(
+            logging.WARNING,
+            url,
+            f"{url} is registered and not routed to: its host is not in "
+            f"{', '.join(self._config.allow_replicas) or 'a private network'} (--allow-replica)",
+        )
+        return False
 
     async def probe(self) -> None:
         """Ask all replicas again and again whether they are ready. No one's silence keeps others waiting."""
@@ -109,12 +132,13 @@ class Fleet:
                         raise aiohttp.ClientError(f"{path} says {answer.status}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: of its name
             replica.lost(error)
+            replica.has_been_ready = replica.has_been_ready or False
             if isinstance(error, TimeoutError):
                 replica.note_probe(answered=False)
             return
         if not replica.up:
             log.info("replica %s is ready", replica.name)
-        replica.up = True
+        replica.up = replica.has_been_ready = True
         if was_draining:  # not any more: a new process answers there, which the registry may not know yet
             replica.draining = False
 

@@ -29,6 +29,7 @@ class Replica:
         self.url = url
         self.name = urlsplit(url).netloc
         self.up = up
+        self.has_been_ready: bool | None = None  # None: it has not been asked yet
         self.draining = False  # says the registry, which may lie: who does drain is not ready either
         self.leaving = False  # it is not behind the name any more, and has what it was sent before
         self.fingerprint: str | None = None  # of the deployment that it is registered in

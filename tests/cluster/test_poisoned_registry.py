@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from typing import Any
 
 import aiohttp
@@ -18,12 +19,14 @@ from quire.engine.registry.deployment import Deployment, pinned_digest, seed_dig
 from quire.engine.registry.prompt_hasher import PromptHasher
 from quire.engine.registry.redis import Keys, Load, Registry, RegistryConfig
 from quire.loadtest.servers.redis_server import RedisServer
+from quire.service.router import fleet
 from quire.service.router import registry_watch as watch
 from quire.service.router.config import RouterConfig
-from quire.service.router.directory import Directory
+from quire.service.router.directory import Directory, Registered
 from quire.service.router.fleet import Fleet
 from quire.service.router.placement import choose
 from quire.service.router.registry_watch import MAX_DEPLOYMENTS, Identity, RegistryWatch
+from tests.cluster.stub_replica import StubReplica
 
 SEED = 7
 OURS = Deployment(
@@ -242,6 +245,39 @@ async def test_deployments_of_nobody_take_no_place_from_one_that_is_there(redis_
         await reader.look()
         assert OURS.fingerprint in reader.watch.hashers  # which it has proved to be
         await reader.watch.close()
+
+
+async def test_addresses_where_nobody_is_keep_no_replica_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there are more of them than a router remembers: one that was ready stays, others make room."""
+    monkeypatch.setattr(fleet, "MAX_REPLICAS", 4)
+    closed = [socket.create_server(("127.0.0.1", 0)) for _ in range(8)]
+    urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in closed]
+    for each in closed:
+        each.close()
+    true, early = [StubReplica(lambda exchange: None) for _ in range(2)]
+    said = [Registered(url, "1", 1, "p", OURS, Load()) for url in (early.url, *urls, true.url)]
+    config = RouterConfig(model="tiny", redis_url="redis://127.0.0.1", probe_seconds=0.01)
+    async with aiohttp.ClientSession() as session:
+        router = Fleet(config, session)
+        probing = asyncio.create_task(router.probe())
+
+        async def wait_ready(*names: str) -> None:
+            for _ in range(3000):
+                if {replica.name for replica in router if replica.up} == {*names}:
+                    return
+                router.register("f", said)
+                assert len(list(router)) <= 4
+                await asyncio.sleep(0.01)
+            pytest.fail("it never came true")
+
+        router.register("f", said[:1])
+        await wait_ready(early.name, true.name)
+        early.close()
+        await wait_ready(true.name)
+        assert early.url in [replica.url for replica in router]
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+    true.close()
 
 
 @pytest.mark.parametrize("pinned", ["[[-1]]", "[[4294967296]]", '{"a": 1}', '["a"]', "[" * 9999, '[["x"]]'])
