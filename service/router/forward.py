@@ -15,9 +15,8 @@ from starlette.types import Message, Receive, Scope, Send
 from quire.engine.hashing import Digest
 from quire.service.errors import ApiError, not_ready
 from quire.service.explain.trace_context import TraceContext
-from quire.service.http.connection import ClientGone, Connection
+from quire.service.http.connection import STREAM_HEADERS, ClientGone, Connection
 from quire.service.http.dialects import dialect_of
-from quire.service.http.gate import note_ignored
 from quire.service.router.answer_notes import AnswerNotes
 from quire.service.router.attempt import Attempt, Sent
 from quire.service.router.endings import BadAnswer
@@ -42,6 +41,7 @@ from quire.service.tracing.otlp import FinishedSpan, Value
 log = logging.getLogger("quire.router")
 
 MAX_ATTEMPTS = 3
+_OF_STREAMS = frozenset({b"content-type", *(name for name, _ in STREAM_HEADERS)})  # which all of ours have
 
 
 class Forward:
@@ -68,6 +68,7 @@ class _Exchange:
         self._request = request
         self._share = share  # the body's, and its answer's
         self._route: bytes | None = None  # what was decided, as a header
+        self._stream_headers: Headers = []  # that a replica's stream has beside ours
         # A stream of what happens here, not of an answer, which has a last event.
         self._is_endless = request.method == "GET" and wanted_stream(request) is None
         self._notes = AnswerNotes(state, request)
@@ -86,8 +87,10 @@ class _Exchange:
 
     async def run(self, send: Send) -> None:
         async def send_with_route(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._route is not None:
-                message["headers"] = [*message["headers"], (b"x-quire-route", self._route)]
+            if message["type"] == "http.response.start":
+                of_stream = self._stream_headers if message["status"] == 200 else []  # else it did not begin
+                route = [] if self._route is None else [(b"x-quire-route", self._route)]
+                message["headers"] = [*message["headers"], *of_stream, *route]
             await send(message)
 
         scope, receive, began = self._request.scope, self._request.receive, time.time()
@@ -258,8 +261,8 @@ class _Exchange:
             self._state.generations.discard(connection)
             self._state.streams.add(connection)
         connection.keep_alive()
-        ignored = answer.headers.get("x-quire-ignored")
-        note_ignored(self._request.scope, [] if ignored is None else ignored.split(", "))
+        own = passed_on(answer.raw_headers)
+        self._stream_headers = [header for header in own if header[0] not in _OF_STREAMS]
         mark = dialect_of(self._request.url.path).framing.after
         passed = partial(self._passed, placement)
         rest = await pass_events(answer.content, connection, mark, self._share, passed)

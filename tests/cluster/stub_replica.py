@@ -39,8 +39,9 @@ class Exchange:
         self.head(status, content_type="application/json", content_length=str(len(body)), **headers)
         self.handler.wfile.write(body)
 
-    def begin_stream(self) -> None:
-        self.head(content_type="text/event-stream; charset=utf-8", transfer_encoding="chunked")
+    def begin_stream(self, **headers: str) -> None:
+        kind = "text/event-stream; charset=utf-8"
+        self.head(content_type=kind, transfer_encoding="chunked", **headers)
 
     def chunk(self, data: bytes) -> None:
         """Of no bytes: the end."""

@@ -29,7 +29,7 @@ def say(exchange: Exchange) -> None:
 
 
 def stream(exchange: Exchange) -> None:
-    exchange.begin_stream()
+    exchange.begin_stream(traceparent="t", x_quire_ignored="user", cache_control="no-store")
     for data in EVENTS:
         exchange.chunk(data)
     exchange.chunk(b"")
@@ -99,7 +99,9 @@ def test_a_stream_is_passed_byte_for_byte(make: Make) -> None:
     answer = post(router)
     assert answer.content == b"".join(EVENTS)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers.get_list("cache-control") == ["no-store"]
+    assert answer.headers.get_list("x-quire-ignored") == ["user"]
+    assert answer.headers["traceparent"] == "t"
     assert "x-quire-route" in answer.headers
 
 
@@ -130,7 +132,7 @@ def cut_at_once(exchange: Exchange) -> None:
 
 
 def cut_before_an_event(exchange: Exchange) -> None:
-    exchange.begin_stream()
+    exchange.begin_stream(x_own="of an answer that did not begin")
     exchange.chunk(b"data: half an ev")
     exchange.cut()
 
@@ -170,6 +172,7 @@ def test_what_made_a_replica_fail_is_given_to_no_other(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert len(first.exchanges) == 1
     assert not second.exchanges
+    assert "x-own" not in answer.headers
     assert answer.headers["x-quire-route"].endswith("attempt=1")
     assert metric(router, "quire_route_retries_total") == 0
     router.prefer(second)
