@@ -205,29 +205,31 @@ class _Exchange:
         return reply
 
     async def _place(self, location: Location, tried: set[Replica]) -> Placement:
-        """A stream's id is in use where it was used last, and is refused there.
-
-        A response is gone on from where it is stored.
-        """
-        key, state = started_stream(self._request), self._state
-        previous = previous_response(self._request, self._sent.body)
-        if previous is not None and not tried:
-            storer = state.response_affinity.find(previous, state.replicas)
-            if storer is not None and storer.up:
-                return await state.place_at(storer)
-        if key is None:
-            placement = await state.place(location, tried)
-        else:
-            holder = None if tried else state.stream_affinity.find(key, state.replicas)
-            if holder is not None and holder.up:
-                placement = await state.place_at(holder)
-            else:
-                placement = await state.place(location, tried)
-            state.stream_affinity.settle(key, placement.replica)
-        request = started_request(self._request)
-        if request is not None:
-            state.request_affinity.settle(request, placement.replica)
+        """Choose a replica, and remember that the ids which a request starts are there."""
+        request, state = self._request, self._state
+        placement = await self._choose(location, tried)
+        for key, affinity in (
+            (started_stream(request), state.stream_affinity),
+            (started_request(request), state.request_affinity),
+        ):
+            if key is not None:
+                affinity.settle(key, placement.replica)
         return placement
+
+    async def _choose(self, location: Location, tried: set[Replica]) -> Placement:
+        """A response is gone on from where it is stored.
+
+        A stream's id is in use where it was used last, and is refused there.
+        """
+        request, state = self._request, self._state
+        for key, affinity in (
+            (previous_response(request, self._sent.body), state.response_affinity),
+            (started_stream(request), state.stream_affinity),
+        ):
+            holder = None if key is None or tried else affinity.find(key, state.replicas)
+            if holder is not None and holder.up:
+                return await state.place_at(holder)
+        return await state.place(location, tried)
 
     async def _attempt(
         self, number: int, connection: Connection, placement: Placement, digests: Sequence[Digest] = ()

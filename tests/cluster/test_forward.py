@@ -353,9 +353,22 @@ def know_nothing(exchange: Exchange) -> None:
     exchange.reply(400, b'{"error":{"message":"m","code":"previous_response_not_found"}}')
 
 
-def go_on(router: LiveRouter) -> httpx.Response:
+def go_on(router: LiveRouter, **headers: str) -> httpx.Response:
     body = {"input": "a", "previous_response_id": RESPONSE}
-    return httpx.post(f"{router.url}/v1/responses", json=body, timeout=30)
+    return httpx.post(f"{router.url}/v1/responses", json=body, headers=headers, timeout=30)
+
+
+def test_ids_of_a_response_that_goes_on_are_where_it_went(make: Make) -> None:
+    router, (storer, other) = make(
+        lambda exchange: exchange.reply(200, b'{"id":"%b"}' % RESPONSE.encode()), say
+    )
+    post(router, "/v1/responses")
+    router.prefer(other)
+    go_on(router, **{"x-stream-id": "s", "x-request-id": "mine"})
+    post(router, headers={"x-stream-id": "s"})  # which is refused where it is in use
+    httpx.get(f"{router.url}/v1/requests/mine/why")
+    assert len(storer.exchanges) == 4
+    assert not other.exchanges
 
 
 def test_all_are_asked_for_a_response_before_it_is_not_there(make: Make) -> None:
