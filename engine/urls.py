@@ -16,9 +16,19 @@ def check_redis_url(url: str) -> None:
 
 
 def check_http_url(flag: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    """Raises ValueError."""
+    if not _is_http_url(url):
         raise ValueError(f"{flag} must be http://host[:port] or https://host[:port], got {url!r}")
+
+
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:  # a port that is none, or half of an address' brackets
+        return False
+    is_plain = not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port and is_plain
 
 
 def split_address(flag: str, address: str) -> tuple[str, int]:

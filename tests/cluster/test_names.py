@@ -171,6 +171,19 @@ def test_what_is_no_name_with_a_port_is_refused(address: str) -> None:
         RouterConfig(model="tiny", replica_dns=address)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("h:80", "ftp://h", "http://", "http://h:0", "http://h:99999", "http://h:a", "http://[::1"),
+        *("http://h?a", "http://user:secret@h:80"),
+    ],
+)
+def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="--replica must be") as refused:
+        RouterConfig(model="tiny", replicas=(url,))
+    assert "secret" not in str(refused.value)
+
+
 def test_replicas_are_given_in_one_way() -> None:
     with pytest.raises(ValueError, match="either --replica or --replica-dns"):
         RouterConfig(model="tiny", replicas=("http://10.0.0.1:8000",), replica_dns="replicas:8000")
