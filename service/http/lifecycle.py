@@ -200,6 +200,7 @@ class OrderlyServer(uvicorn.Server):
             log.info("%s cut off", _answers(len(work.generations)))
         _interrupt(work.generations, not_ready("the server is shutting down"))
         await self._wait_for_generations(self._service_config.terminal_timeout)
+        await self._wait_for_readers(began + seconds)
         if probed:
             await self._wait_for_routers(began + min(PROBED_SECONDS, seconds))
 
@@ -218,6 +219,18 @@ class OrderlyServer(uvicorn.Server):
             if self._now.is_set():
                 return
             await asyncio.sleep(POLL_SECONDS / 4)
+
+    async def _wait_for_readers(self, until: float) -> None:
+        """Answers that are whole may still be read."""
+        loop = asyncio.get_running_loop()
+        while self._has_unsent() and loop.time() < until:
+            if self._now.is_set():
+                return
+            await asyncio.sleep(POLL_SECONDS / 4)
+
+    def _has_unsent(self) -> bool:
+        kept = self.server_state.connections
+        return any(each.has_unsent for each in kept if isinstance(each, BoundedHttpProtocol))
 
     async def _wait_for_generations(self, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds

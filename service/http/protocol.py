@@ -133,6 +133,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._expect_reader()
 
     @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of an answer wait for the client to read."""
+        return self.transport.get_write_buffer_size() > 0
+
+    @property
     def _is_answered(self) -> bool:
         """Nothing is being answered."""
         return self.cycle is not None and self.cycle.response_complete

@@ -172,6 +172,21 @@ def test_who_is_told_to_close_and_does_not_read_is_cut(talkative: Callable[..., 
         server.wait(lambda: not server.server.server_state.connections)
 
 
+def test_a_drain_waits_until_an_answer_is_read(talkative: Callable[..., Talkative]) -> None:
+    server = talkative()
+    with raw(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        body = received(connection, b"\r\n\r\n").partition(b"\r\n\r\n")[2]
+        server.server.stop_soon()
+        threading.Event().wait(1.5)  # longer than the server else leaves anybody
+        size = len(body)
+        while size < SIZE and (part := connection.recv(1 << 20)):
+            size += len(part)
+    assert size == SIZE
+    server.thread.join(20)
+    assert server.end() == 0
+
+
 def test_who_reads_late_gets_all_of_a_large_answer(talkative: Callable[..., Talkative]) -> None:
     server = talkative(send_timeout=1.0)  # for each MiB that waits
     with raw(server) as connection:
