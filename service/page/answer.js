@@ -1,4 +1,4 @@
-// One answer: reads its stream into the message, through lost connections too, and measures it.
+// One stream of answers: reads it into its messages, through lost connections too, and measures them.
 
 import { ApiError } from "./api.js";
 import { takeCalls } from "./calls.js";
@@ -12,55 +12,66 @@ const PATIENCE_MS = 90_000; // the server keeps a stream that nobody reads for l
 export const LEFT = new DOMException("The page was left.", "AbortError");
 
 /**
- * Reads the answer to `request` {path, body}, or without one what is still to come of it, and calls changed() after
- * every change. Sets the message's final status, stats and error. A 401 is thrown: it asks for a key, not for a
- * message.
+ * Reads the answers to `request` {path, body}, or without one what is still to come of them, and calls changed(message)
+ * after every change. All are of one stream, samples of one question if they are several. Sets each message's final
+ * status, stats and error. A 401 is thrown: it asks for a key, not for a message.
  */
-export async function readAnswer(message, request, signal, changed) {
-  message.times ??= { sent: Date.now() };
+export async function readAnswers(messages, request, signal, changed) {
+  const [{ stream }] = messages;
+  const unfinished = () => messages.filter(({ status }) => status === "streaming");
+  const setAll = (fields) => unfinished().forEach((message) => Object.assign(message, fields));
+  for (const message of messages) message.times ??= { sent: Date.now() };
   let picking = request === null;
   let lostAt = 0;
   for (let delay = FIRST_DELAY_MS; ; delay = Math.min(delay * 2, MAX_DELAY_MS)) {
     try {
-      const begun = (requestId) => {
-        message.request = requestId;
-      };
+      const begun = (requestId) => setAll({ request: requestId });
       const events = picking
-        ? pickUpStream(message.stream, message.at, signal)
-        : startStream(request.path, request.body, message.stream, signal, begun);
+        ? pickUpStream(stream, lastOf(messages), signal)
+        : startStream(request.path, request.body, stream, signal, begun);
       for await (const event of events) {
-        take(message, event);
+        for (const message of messages) delete message.lost;
         lostAt = 0;
         delay = FIRST_DELAY_MS;
-        if (!event.done) changed();
+        const message = messages.length === 1 ? messages[0] : messages.find(({ choice = 0 }) => choice === event.choice);
+        if (!message) continue;
+        take(message, event);
+        // Of several, each has its usage with its last event; of one it follows.
+        if (messages.length > 1 && event.finishReason) complete(message);
+        if (!event.done) changed(message);
       }
-      message.status = message.finishReason === "length" ? "length" : "done";
+      unfinished().forEach(complete);
       break;
     } catch (error) {
       if (signal.aborted) {
         if (signal.reason === LEFT) return;
-        message.status = "stopped";
+        setAll({ status: "stopped" });
         break;
       }
       if (!(error instanceof ApiError)) throw error;
       lostAt ||= Date.now();
       if (!isLost(error, picking) || Date.now() - lostAt > PATIENCE_MS) {
-        fail(message, error, picking);
+        for (const message of unfinished()) fail(message, error, picking);
         break;
       }
       picking = true;
-      message.lost = true;
-      changed();
+      setAll({ lost: true });
+      messages.forEach(changed);
       await pause(delay, signal);
     }
   }
-  delete message.lost;
-  changed();
+  for (const message of messages) delete message.lost;
+  messages.forEach(changed);
+}
+
+/** The event that came last of the stream; undefined if none did. */
+function lastOf(messages) {
+  const seen = messages.map(({ at }) => at).filter(Boolean);
+  return seen.sort((a, b) => a.localeCompare(b, "en", { numeric: true })).at(-1);
 }
 
 function take(message, event) {
   const now = Date.now();
-  delete message.lost;
   if (event.id) message.at = event.id;
   if (event.text || event.reasoning || event.calls) {
     message.times.first ??= now;
@@ -71,6 +82,10 @@ function take(message, event) {
   }
   if (event.finishReason) message.finishReason = event.finishReason;
   message.stats = measured(message, event.usage);
+}
+
+function complete(message) {
+  message.status = message.finishReason === "length" ? "length" : "done";
 }
 
 /** Times in ms. The rate counts the tokens after the first over the time after the first. */

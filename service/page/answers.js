@@ -1,8 +1,9 @@
 // The answers that this tab reads, of any conversation. One that another tab reads is waited for: if that tab goes away
 // before the answer is complete, this one reads on.
 
-import { LEFT, readAnswer } from "./answer.js";
+import { LEFT, readAnswers } from "./answer.js";
 import { askForKey } from "./keyprompt.js";
+import { Lines } from "./lines.js";
 import { requestFor } from "./requests.js";
 import { stopStream } from "./stream.js";
 
@@ -15,12 +16,13 @@ export class Answers {
   #begun;
   #changed;
   #ended;
-  #reading = new Map(); // message → {conversation, abort}
-  #waiting = new Set(); // ids of messages that another tab reads
+  #reading = new Map(); // stream → {conversation, abort}
+  #waiting = new Set(); // streams that another tab reads
+  #lines = new Lines();
 
   /**
-   * reads(conversation) is called when an answer of it begins to be read, begun() once what was asked is stored,
-   * changed(conversation, message) for all that comes, and ended(conversation, message) when it is final.
+   * reads(conversation) is called when answers of it begin to be read, begun() once what was asked is stored,
+   * changed(conversation, message) for all that comes, and ended(conversation, messages) when a stream's are final.
    */
   constructor(library, { reads, begun, changed, ended }) {
     this.#library = library;
@@ -36,12 +38,14 @@ export class Answers {
 
   /** Asks for the answers, which are samples of one question if they are several. */
   begin(conversation, messages, model) {
-    let missing = messages.length;
+    const streams = streamsOf(messages);
+    let missing = streams.length;
     let save;
     const saved = new Promise((resolve) => {
       save = resolve;
     });
-    messages.forEach((message, index) => {
+    for (const stream of streams) {
+      const read = messages.filter((message) => message.stream === stream);
       const request = async (signal) => {
         missing -= 1;
         // Other tabs may see them only when all are this tab's, for they adopt what nobody reads.
@@ -51,34 +55,35 @@ export class Answers {
           save();
         }
         await saved;
-        return requestFor(conversation, message, model, index, signal);
+        return requestFor(conversation, read, model, messages.indexOf(read[0]), signal);
       };
-      this.#read(conversation, message, request);
-    });
+      this.#read(conversation, read, request);
+    }
   }
 
   /** Reads on what was found unfinished, now or when no other tab reads it any more. */
   async adopt(conversation) {
-    for (const message of conversation.unfinished) {
-      if (this.#reading.has(message) || this.#waiting.has(message.id)) continue;
-      conversation.expect(message);
-      this.#waiting.add(message.id);
+    for (const stream of streamsOf(conversation.unfinished)) {
+      if (this.#reading.has(stream) || this.#waiting.has(stream)) continue;
+      const messages = conversation.answersOf(stream);
+      for (const message of messages) conversation.expect(message);
+      this.#waiting.add(stream);
       this.#library.hold(conversation);
-      alone(message.stream, async () => {
-        this.#waiting.delete(message.id);
+      alone(stream, async () => {
+        this.#waiting.delete(stream);
         if (!this.#library.find(conversation.id)) return; // it was deleted meanwhile
         this.#library.catchUp(conversation);
-        await told(message);
-        if (message.status === "streaming") await this.#readAlone(conversation, message, () => null);
-        else this.#ended(conversation, message);
+        await told(messages);
+        if (messages.some(isUnfinished)) await this.#readAlone(conversation, messages, () => null);
+        else this.#ended(conversation, messages);
       }).finally(() => this.#library.release(conversation));
     }
   }
 
   /** Ends the answers of a conversation, on the server as well. */
   stop(id) {
-    for (const [message, { abort }] of this.#of(id)) {
-      stopStream(message.stream);
+    for (const [stream, { abort }] of this.#of(id)) {
+      stopStream(stream);
       abort.abort();
     }
   }
@@ -92,35 +97,49 @@ export class Answers {
     return [...this.#reading].filter(([, { conversation }]) => conversation.id === id);
   }
 
-  #read(conversation, message, request) {
+  #read(conversation, messages, request) {
     this.#library.hold(conversation);
-    const work = this.#readAlone(conversation, message, request, alone);
+    const work = this.#readAlone(conversation, messages, request, alone);
     work.finally(() => this.#library.release(conversation));
   }
 
-  async #readAlone(conversation, message, request, within = (stream, work) => work()) {
+  async #readAlone(conversation, messages, request, within = (_, work) => work()) {
+    const [{ stream }] = messages;
     const abort = new AbortController();
-    this.#reading.set(message, { conversation, abort });
+    this.#reading.set(stream, { conversation, abort });
     this.#reads(conversation);
-    const changed = () => {
+    const changed = (message) => {
       this.#library.saveSoon(conversation);
       this.#changed(conversation, message);
     };
-    const read = async () => readAnswer(message, await request(abort.signal), abort.signal, changed);
-    await within(message.stream, async () => {
-      conversation.setWriting(message, true);
-      await untilAuthorised(message, read);
-      conversation.setWriting(message, false);
+    const read = async () => {
+      const asked = await request(abort.signal);
+      const waits = (queued) => {
+        for (const message of messages) {
+          if (queued) message.queued = true;
+          else delete message.queued;
+        }
+        messages.forEach(changed);
+      };
+      return this.#lines.run(() => readAnswers(messages, asked, abort.signal, changed), abort.signal, waits);
+    };
+    await within(stream, async () => {
+      for (const message of messages) conversation.setWriting(message, true);
+      await untilAuthorised(messages, read);
+      for (const message of messages) conversation.setWriting(message, false);
       if (abort.signal.reason !== LEFT) this.#library.saveNow(conversation); // before another tab has its turn
     });
-    this.#reading.delete(message);
-    if (abort.signal.reason !== LEFT) this.#ended(conversation, message);
+    this.#reading.delete(stream);
+    if (abort.signal.reason !== LEFT) this.#ended(conversation, messages);
   }
 }
 
-/** Waits for what another tab stored last of a message: its lock may be free before that is seen here. */
-async function told(message) {
-  for (let looks = 0; looks < LOOKS && message.status === "streaming"; looks += 1) {
+const isUnfinished = ({ status }) => status === "streaming";
+const streamsOf = (messages) => [...new Set(messages.map(({ stream }) => stream))];
+
+/** Waits for what another tab stored last of them: its lock may be free before that is seen here. */
+async function told(messages) {
+  for (let looks = 0; looks < LOOKS && messages.some(isUnfinished); looks += 1) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
   }
 }
@@ -131,19 +150,18 @@ async function alone(stream, work) {
   return navigator.locks.request(`quire.stream.${stream}`, work);
 }
 
-/** Runs `attempt` again with each key that the user gives; without one the message says why it failed. */
-async function untilAuthorised(message, attempt) {
+/** Runs `attempt` again with each key that the user gives; without one the messages say why it failed. */
+async function untilAuthorised(messages, attempt) {
   for (;;) {
     try {
       return await attempt();
     } catch (error) {
+      if (error === LEFT) return undefined;
       if (error.status === 401 && (await askForKey())) continue;
-      if (error.name === "AbortError") {
-        message.status = "stopped";
-        return undefined;
-      }
-      message.status = "error";
-      message.error = { message: error.message, status: error.status ?? 0, code: error.code ?? null };
+      const stopped = error.name === "AbortError";
+      const reason = { message: error.message, status: error.status ?? 0, code: error.code ?? null };
+      const fields = stopped ? { status: "stopped" } : { status: "error", error: reason };
+      for (const message of messages.filter(isUnfinished)) Object.assign(message, fields);
       return undefined;
     }
   }

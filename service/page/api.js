@@ -19,8 +19,11 @@ export function setApiKey(key) {
   save(KEY, key, "sessionStorage");
 }
 
-/** The answer to a GET, or with a `body` to a POST. With `keepalive` it outlives the page. */
-export async function request(path, { body, method, headers = {}, signal, keepalive = false } = {}) {
+/**
+ * The answer to a GET, or with a `body` to a POST. With `keepalive` it outlives the page. A stream has the `priority`
+ * "low": where the browser has no connection left, what is short is to get the next one.
+ */
+export async function request(path, { body, method, headers = {}, signal, keepalive = false, priority = "auto" } = {}) {
   const sent = { ...headers };
   const key = load(KEY, "", "sessionStorage");
   if (key) sent.Authorization = `Bearer ${key}`;
@@ -33,6 +36,7 @@ export async function request(path, { body, method, headers = {}, signal, keepal
       body: body === undefined ? undefined : JSON.stringify(body),
       cache: "no-store",
       keepalive,
+      priority,
       signal,
     });
   } catch (error) {

@@ -1,11 +1,12 @@
 // A conversation as data: a tree of messages. An edited question or another try at an answer is a new branch.
 //
 // Message: {id, parent, role: "user" | "assistant", content, status, finishReason?, error?, stats?, times?, dropped?,
-//   reasoning?, calls?, group?, part?, earlier?, stream?, at?, request?}
+//   reasoning?, calls?, group?, part?, earlier?, stream?, choice?, at?, request?, queued?}
 // status of an answer: "streaming" | "done" | "length" | "stopped" | "cut" | "error"; of a question: "done".
 // Samples of one question have the same `group`. An answer that is continued is in its next `part`, behind
-// `earlier` tokens that its stats do not count. Its text comes by the `stream`, of which the event `at` was the last to
-// come, and was asked for by the `request`.
+// `earlier` tokens that its stats do not count. Its text comes by the `stream`, as its `choice` (0 where that is left
+// out), of which the event `at` was the last to come, and was asked for by the `request`. It is `queued` while this tab
+// reads too many others.
 //
 // A conversation may be open in several tabs. One tab writes a message, whose content only grows until its status
 // is final, so of two copies one is always further on. Nothing is ever taken out of the tree: what is dropped is marked.
@@ -107,6 +108,11 @@ export class Conversation {
     return [...this.#messages.values()].filter(({ status, stream }) => status === "streaming" && stream);
   }
 
+  /** The answers, complete or not, of which one stream has the text. */
+  answersOf(stream) {
+    return [...this.#messages.values()].filter((message) => message.stream === stream);
+  }
+
   /** Whether an answer is being written, here or in another tab. One that was found unfinished was cut off. */
   isWritten({ id, status }) {
     return status === "streaming" && this.#growing.has(id);
@@ -159,12 +165,16 @@ export class Conversation {
     return this.#add({ role: "user", content, status: "done" }, edited ? edited.parent : this.#leaf);
   }
 
-  /** As many answers to the last question as there are streams. The first of them is the one that is gone on from. */
+  /**
+   * As many answers to the last question as `streams` has names of streams, each the next choice of its stream. The
+   * first of them is the one that is gone on from.
+   */
   beginAnswers(streams) {
     const parent = this.#leaf;
     const group = streams.length > 1 ? newId() : undefined;
-    const begun = streams.map((stream) => {
-      const fields = { role: "assistant", content: "", status: "streaming", stream, ...(group && { group }) };
+    const begun = streams.map((stream, i) => {
+      const choice = streams.slice(0, i).filter((other) => other === stream).length;
+      const fields = { role: "assistant", content: "", status: "streaming", stream, ...(group && { group, choice }) };
       return this.#add(fields, parent);
     });
     for (const message of begun) this.expect(message);
@@ -175,7 +185,7 @@ export class Conversation {
   /** The same answer goes on, by another stream. */
   continueAnswer(message, stream) {
     message.earlier = (message.earlier ?? 0) + (message.stats?.completionTokens ?? 0);
-    for (const name of ["at", "times", "stats", "error", "finishReason"]) delete message[name];
+    for (const name of ["choice", "at", "times", "stats", "error", "finishReason"]) delete message[name];
     Object.assign(message, { stream, status: "streaming", part: (message.part ?? 0) + 1 });
     this.expect(message);
   }

@@ -129,7 +129,7 @@ function showAround() {
 
 /** The requests of the last answers: what they were asked has all that was said before. */
 function ownRequests() {
-  return (library.current.rows.at(-1) ?? []).map(({ request }) => request).filter(Boolean);
+  return [...new Set((library.current.rows.at(-1) ?? []).map(({ request }) => request).filter(Boolean))];
 }
 
 function announce(text) {
@@ -169,9 +169,14 @@ function answerAgain() {
   answer();
 }
 
+/**
+ * Samples share a stream, for a browser has six connections for each server. A text to continue has to say how long it
+ * may become, which for several at once only the server knows: there each has a stream.
+ */
 function answer() {
   const samples = library.current.settings?.samples ?? 1;
-  begin(library.current.beginAnswers(Array.from({ length: samples }, newStreamId)));
+  const stream = newStreamId();
+  begin(library.current.beginAnswers(Array.from({ length: samples }, () => (model.continues ? newStreamId() : stream))));
 }
 
 /** An answer that ended early goes on. */
@@ -193,16 +198,17 @@ function showChange(conversation, message) {
   else transcript.viewOf(message)?.update(() => transcript.keepUp());
 }
 
-function showEnd(conversation, message) {
+/** `messages` are of one stream. */
+function showEnd(conversation, messages) {
   if (conversation.id !== library.current.id) {
     chats.mark(conversation.id);
     return;
   }
-  transcript.viewOf(message)?.render();
+  for (const message of messages) transcript.viewOf(message)?.render();
   transcript.keepUp();
   showAround();
   chats.refresh();
-  announceEnd(message);
+  announceEnd(messages[0]);
   composer.focusWithKeyboard();
 }
 

@@ -144,11 +144,11 @@ export class MessageView {
   }
 
   #state() {
-    const { content, reasoning = "", calls = [], status, lost = false } = this.message;
+    const { content, reasoning = "", calls = [], status, lost = false, queued = false } = this.message;
     const { isWritten, alternatives, isShown } = this.#reader;
     const versions = alternatives(this.message).length;
     const said = content.length + reasoning.length + lengthOf(calls);
-    return [said, status, lost, isWritten(this.message), versions, isShown(this.message)].join();
+    return [said, status, lost, queued, isWritten(this.message), versions, isShown(this.message)].join();
   }
 
   render() {
@@ -188,11 +188,12 @@ export class MessageView {
   }
 
   #footer() {
-    const { content, reasoning = "", calls = [], status, lost } = this.message;
+    const { content, reasoning = "", calls = [], status, lost, queued } = this.message;
     if (this.#reader.isWritten(this.message)) {
       if (lost) return [element("p", { class: "note" }, "The connection was lost. Trying to pick the answer up.")];
       const silent = content + reasoning === "" && calls.length === 0;
-      return silent ? [waiting()] : [element("p", { class: "stats" }, ...figures(this.message))];
+      if (silent) return [waiting(queued ? "Waiting for other answers to end" : "Reading the prompt")];
+      return [element("p", { class: "stats" }, ...figures(this.message))];
     }
     const nodes = status === "error" ? [this.#failure()] : [];
     const note = this.#note();
@@ -282,8 +283,8 @@ function button(name, label, pressed) {
   return node;
 }
 
-function waiting() {
+function waiting(text) {
   const blocks = element("span", { class: "blocks", "aria-hidden": "true" });
   for (let i = 0; i < 4; i += 1) blocks.append(element("i"));
-  return element("p", { class: "reading" }, blocks, element("span", {}, "Reading the prompt"));
+  return element("p", { class: "reading" }, blocks, element("span", {}, text));
 }

@@ -5,12 +5,14 @@ import { samplingOf } from "./settings.js";
 import { offered } from "./tools.js";
 
 /**
- * The request for the answer `message`, which continues what the message has of it already. Any but the first of
- * several samples is at `index` > 0, and gets another seed.
+ * The request for the answers of one stream: the samples of a question, or one, which continues what it has already.
+ * Samples that have streams of their own get other seeds, by the `index` of the first one.
  */
-export async function requestFor(conversation, message, model, index, signal) {
+export async function requestFor(conversation, answers, model, index, signal) {
+  const [message] = answers;
   const settings = conversation.settings ?? {};
   const sampling = samplingOf(settings);
+  if (answers.length > 1) sampling.n = answers.length;
   if (index > 0 && sampling.seed !== undefined) sampling.seed += index;
   const turns = conversation.turnsBefore(message);
   if (model.continues) {

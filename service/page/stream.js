@@ -1,6 +1,7 @@
 // Answers as the server streams them, which can be picked up again after a reload or a lost connection.
 //
-// An event is {id, text?, reasoning?, calls?, finishReason?, usage?, done?}, with the id after which to pick the stream up.
+// An event is {id, choice?, text?, reasoning?, calls?, finishReason?, usage?, done?}, with the id after which to pick the
+// stream up. What is of no choice is of the whole stream.
 
 import { ApiError, eventsOf, request } from "./api.js";
 
@@ -11,13 +12,14 @@ export function newStreamId() {
 
 /** Starts a stream. `begun(requestId)` is called once the server has taken the request. */
 export async function* startStream(path, body, streamId, signal, begun) {
-  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  const usage = { include_usage: true, ...(body.n > 1 && { continuous_usage_stats: true }) }; // of each choice
+  const streamed = { body: { ...body, stream: true, stream_options: usage }, signal, priority: "low" };
   let response;
   try {
-    response = await request(path, { body: streamed, headers: { "X-Stream-Id": streamId }, signal });
+    response = await request(path, { ...streamed, headers: { "X-Stream-Id": streamId } });
   } catch (error) {
     if (error.code !== "too_many_streams") throw error;
-    response = await request(path, { body: streamed, signal }); // it cannot be picked up, but it is an answer
+    response = await request(path, streamed); // it cannot be picked up, but it is an answer
   }
   begun(response.headers.get("X-Request-Id"));
   yield* chunks(response);
@@ -26,7 +28,7 @@ export async function* startStream(path, body, streamId, signal, begun) {
 /** What follows the event `last` of a stream; all of it without one. Nothing follows a stream's end. */
 export async function* pickUpStream(streamId, last, signal) {
   const headers = last === undefined ? {} : { "Last-Event-ID": last };
-  const response = await request(`/v1/streams/${streamId}`, { headers, signal });
+  const response = await request(`/v1/streams/${streamId}`, { headers, signal, priority: "low" });
   if (response.status !== 204) yield* chunks(response);
 }
 
@@ -47,9 +49,10 @@ async function* chunks(response) {
     }
     const { error, choices, usage } = JSON.parse(data);
     if (error) throw new ApiError(error.message, { code: error.code ?? error.type ?? null });
-    const { delta = {}, text, finish_reason: finishReason } = choices?.[0] ?? {};
+    const { index: choice, delta = {}, text, finish_reason: finishReason } = choices?.[0] ?? {};
     yield {
       id,
+      choice,
       text: text ?? delta.content ?? "",
       reasoning: delta.reasoning ?? delta.reasoning_content ?? "",
       calls: delta.tool_calls,

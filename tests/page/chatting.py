@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from playwright.sync_api import Locator, Page, expect
-from stub_server import delta, ending
+from stub_server import delta, ending, total, usage
 
 
 def ask(page: Page, text: str) -> None:
@@ -29,6 +29,19 @@ def said(*texts: str) -> Callable[[], AsyncIterator[str]]:
         for text in texts:
             yield delta(text)
         yield ending(prompt_tokens=21, completion_tokens=max(len(texts), 2), cached_tokens=16)
+
+    return script
+
+
+def sampled(*texts: str) -> Callable[[], AsyncIterator[str]]:
+    """Complete samples by one stream, each with as many tokens as it has words."""
+
+    async def script() -> AsyncIterator[str]:
+        for index, text in enumerate(texts):
+            tokens = len(text.split())
+            yield delta(text, index=index, usage=usage(21, tokens, 16))
+            yield delta(finish_reason="stop", index=index, usage=usage(21, tokens, 16))
+        yield total(usage(21, sum(len(text.split()) for text in texts), 16))
 
     return script
 

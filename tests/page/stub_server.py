@@ -28,19 +28,27 @@ def event(data: object) -> str:
     return f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-def delta(text: str = "", finish_reason: str | None = None) -> str:
-    choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}
-    return event({"object": "chat.completion.chunk", "choices": [choice], "usage": None})
+def delta(text: str = "", finish_reason: str | None = None, index: int = 0, usage: object = None) -> str:
+    choice = {"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish_reason}
+    return event({"object": "chat.completion.chunk", "choices": [choice], "usage": usage})
 
 
-def ending(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reason: str = "stop") -> str:
-    usage = {
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, object]:
+    return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    return delta(finish_reason=reason) + event({"choices": [], "usage": usage}) + event("[DONE]")
+
+
+def ending(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reason: str = "stop") -> str:
+    return delta(finish_reason=reason) + total(usage(prompt_tokens, completion_tokens, cached_tokens))
+
+
+def total(used: dict[str, object]) -> str:
+    """The end of a stream, with what all its choices used."""
+    return event({"choices": [], "usage": used}) + event("[DONE]")
 
 
 def block_counts(active: int, cached: int, free: int) -> dict[str, int]:

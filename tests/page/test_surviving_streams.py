@@ -4,9 +4,9 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 
-from chatting import ask, chats, last_answer, prose, said
+from chatting import ask, chats, endless, last_answer, prose, said, sampled
 from playwright.sync_api import Page, expect
-from stub_server import StubServer, delta, ending, opened
+from stub_server import StubServer, delta, ending, opened, total, usage
 
 
 def halves(go_on: threading.Event, before: str, after: str) -> Callable[[], AsyncIterator[str]]:
@@ -101,33 +101,107 @@ def test_samples_stand_side_by_side_until_one_is_gone_on_from(page: Page, stub: 
     page.get_by_label("Samples").fill("2")
     page.get_by_label("Seed").fill("7")
     page.keyboard.press("Escape")
-    stub.scripts = [said("Heads."), said("Tails.")]
+    stub.scripts = [sampled("Heads.", "Tails, I say.")]
     ask(page, "Toss a coin")
     samples = page.get_by_role("group", name="Samples")
     expect(samples.locator(".prose")).to_have_count(2)
     expect(samples.get_by_role("button", name="Go on from this one")).to_have_count(1)
-    assert sorted(request["seed"] for request in stub.requests) == [7, 8]
-    expect(page.locator("#announcer")).to_have_text(re.compile("^2 answers. (Heads|Tails).$"))
+    assert [(request["n"], request["seed"]) for request in stub.requests] == [(2, 7)]
+    expect(samples.locator(".prose")).to_have_text(["Heads.", "Tails, I say."])
+    lengths = samples.locator(".stats span").get_by_text(re.compile(r"^\d tokens?$"))
+    expect(lengths).to_have_text(["1 token", "3 tokens"])
+    expect(page.locator("#announcer")).to_have_text("2 answers. Heads.")
     expect(page.locator("[aria-current=true].answer")).to_have_accessible_name("Answer 1 of 2")
-    stub.scripts = [said("Edge.")]
+    stub.scripts = [sampled("Edge.", "Edge.")]
     samples.get_by_role("button", name="Try again").click()
     expect(samples.locator(".prose")).to_have_text(["Edge."] * 2)
     versions = samples.get_by_role("group", name="Versions")
     expect(versions).to_contain_text("2 / 2")
     versions.get_by_role("button", name="Earlier version").click()
     expect(versions).to_contain_text("1 / 2")
-    assert sorted(samples.locator(".prose").all_inner_texts()) == ["Heads.", "Tails."]
+    expect(samples.locator(".prose")).to_have_text(["Heads.", "Tails, I say."])
     second = page.get_by_role("article", name="Answer 2 of 2")
     other = samples.locator(".answer:not(.chosen)")
-    text = other.locator(".prose").inner_text()
     other.get_by_role("button", name="Go on from this one").press("Enter")
     expect(second).to_have_attribute("aria-current", "true")
     expect(samples.locator(".chosen footer button:focus")).to_have_count(1)
-    stub.scripts = [said("Done.")]
+    stub.scripts = [sampled("Done.", "Done, too.")]
     ask(page, "Go on")
-    expect(page.locator(".answer .prose").first).to_have_text(text)
-    expect(samples.locator(".prose")).to_have_text(["Done.", "Done."])
-    assert [message["content"] for message in stub.requests[-1]["messages"]] == ["Toss a coin", text, "Go on"]
+    expect(page.locator(".answer .prose").first).to_have_text("Tails, I say.")
+    expect(samples.locator(".prose")).to_have_text(["Done.", "Done, too."])
+    sent = [message["content"] for message in stub.requests[-1]["messages"]]
+    assert sent == ["Toss a coin", "Tails, I say.", "Go on"]
+
+
+def test_samples_go_on_after_a_reload_and_a_lost_line_each_to_its_end(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+
+    async def script() -> AsyncIterator[str]:
+        yield delta("Heads.", index=0, usage=usage(21, 1)) + delta("Ta", index=1, usage=usage(21, 1))
+        yield delta(finish_reason="stop", index=0, usage=usage(21, 1))
+        await opened(go_on)
+        yield delta("ils.", "length", index=1, usage=usage(21, 2)) + total(usage(21, 3))
+
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Samples").fill("2")
+    page.keyboard.press("Escape")
+    stub.scripts = [script]
+    ask(page, "Toss a coin")
+    texts, answers = page.locator(".samples .prose"), page.locator(".samples .answer")
+    for lose in (lambda: None, page.reload, lambda: setattr(stub, "lines", stub.lines + 1)):
+        lose()
+        expect(texts).to_have_text(["Heads.", "Ta"])
+        expect(answers.nth(0)).to_have_attribute("aria-busy", "false")
+        expect(answers.nth(1)).to_have_attribute("aria-busy", "true")
+    go_on.set()
+    expect(texts).to_have_text(["Heads.", "Tails."])
+    expect(answers.nth(0).locator(".note")).to_have_count(0)
+    expect(answers.nth(1).locator(".note")).to_have_text("The answer reached the token limit.")
+    assert len(stub.requests) == 1
+
+
+def test_streams_leave_the_browser_lines_for_the_rest(page: Page, stub: StubServer) -> None:
+    stub.scripts = [endless]
+    for number in range(4):
+        ask(page, f"Chat {number}")
+        expect(prose(page)).to_contain_text("more")
+        page.get_by_role("button", name="New chat").click()
+    ask(page, "Chat 4")
+    waits = page.get_by_text("Waiting for other answers to end")
+    expect(waits).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(last_answer(page).locator(".stats")).to_have_text("Stopped")
+    page.get_by_role("button", name="Try again").click()
+    expect(waits).to_be_visible()
+    assert page.evaluate("fetch('/v1/models').then(({ status }) => status)") == 200
+    assert len(stub.requests) == 4
+    chats(page)
+    page.locator("#chat-list .chat", has_text="Chat 0").click()
+    page.keyboard.press("Escape")
+    assert stub.stopped.wait(20)
+    chats(page)
+    page.locator("#chat-list .chat", has_text="Chat 4").click()
+    expect(prose(page)).to_contain_text("more")
+    assert [request["messages"][0]["content"] for request in stub.requests][4:] == ["Chat 4"]
+
+
+def test_stop_does_not_wait_behind_streams_of_other_tabs(
+    page: Page, open_tab: Callable[..., Page], stub: StubServer
+) -> None:
+    other = open_tab()
+    stub.scripts = [endless]
+    ask(page, "Go on for ever")
+    expect(prose(page)).to_contain_text("more")
+    other.evaluate(
+        """async () => {
+            const { blockEvents } = await import("/static/blocks/updates.js");
+            for (let i = 0; i < 8; i += 1) blockEvents("detail=counts", new AbortController().signal).next();
+        }"""
+    )
+    page.bring_to_front()
+    page.keyboard.press("Escape")
+    assert stub.stopped.wait(20), "the server goes on"
+    expect(last_answer(page).locator(".stats")).to_contain_text("Stopped")
 
 
 def test_a_base_model_continues_the_text(page: Page, stub: StubServer) -> None:
@@ -141,6 +215,13 @@ def test_a_base_model_continues_the_text(page: Page, stub: StubServer) -> None:
     ask(page, "there was")
     expect(page.locator(".answer .prose")).to_have_text(["upon a time"] * 2)
     assert stub.requests[1]["prompt"] == list(map(ord, "Once upon a timethere was"))
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Samples").fill("2")
+    page.get_by_label("Seed").fill("7")
+    page.keyboard.press("Escape")
+    ask(page, "!")
+    expect(page.locator(".samples .prose")).to_have_text(["upon a time"] * 2)
+    assert sorted(request["seed"] for request in stub.requests[2:]) == [7, 8]
 
 
 def test_thoughts_are_folded(page: Page, stub: StubServer) -> None:

@@ -42,7 +42,8 @@ export async function* blockEvents(query, signal) {
   const offline = () => lost.abort(new ApiError("The network is gone."));
   window.addEventListener("offline", offline); // a stream that is silent would not notice
   try {
-    const response = await request(`/v1/blocks/events?${query}`, { signal: AbortSignal.any([signal, lost.signal]) });
+    const either = AbortSignal.any([signal, lost.signal]);
+    const response = await request(`/v1/blocks/events?${query}`, { signal: either, priority: "low" });
     for await (const { data } of readEvents(response.body)) {
       const event = JSON.parse(data);
       if (event.error) throw new ApiError(event.error.message, { status: 503, code: event.error.code });
