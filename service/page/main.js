@@ -76,6 +76,7 @@ const connection = new Connection(showConnection);
 const kvbar = new KvBar(() => connection.open(), ownRequests);
 const chats = new ChatsPanel(library, chatChanged);
 
+let unkept = null; // the settings of chats that are still to begin, where the browser did not keep them
 let model = null; // what GET /v1/models says of it, and whether it `continues` texts
 
 async function showConnection(state) {
@@ -123,7 +124,7 @@ function showAround() {
   byId("messages").classList.toggle("busy", busy); // then there is nothing to edit, and no other branch to show
   showUse(model, library.current.branch);
   kvbar.look();
-  if (library.current.isEmpty) settings.show(load(DEFAULTS, {}), "For new chats.");
+  if (library.current.isEmpty) settings.show(defaults(), "For new chats.");
   else settings.show(library.current.settings ?? {}, "For this chat.");
 }
 
@@ -151,7 +152,7 @@ function sendWritten(text) {
 function send(text) {
   if (!isReady()) return;
   hideToast();
-  if (library.current.isEmpty) library.current.settings = load(DEFAULTS, {});
+  if (library.current.isEmpty) library.current.settings = defaults();
   library.current.ask(text);
   answer();
 }
@@ -234,10 +235,14 @@ function keepDraft(text) {
   library.draft = text;
 }
 
+function defaults() {
+  return unkept ?? load(DEFAULTS, {});
+}
+
 /** What is set before a chat begins holds for all that begin later. */
 function keepSettings(values) {
   if (library.current.isEmpty) {
-    save(DEFAULTS, values);
+    unkept = save(DEFAULTS, values) === null ? null : values;
   } else {
     library.current.settings = values;
     library.saveNow();

@@ -118,7 +118,9 @@ export class MessageView {
   }
 
   #choose() {
-    return button("on", "Go on from this one", () => this.#reader.show(this.message));
+    const choose = button("on", "Go on from this one", () => this.#reader.show(this.message));
+    choose.classList.add("choose");
+    return choose;
   }
 
   /** Draws at the next frame, for text comes faster than frames do; after a slow drawing some frames later. */

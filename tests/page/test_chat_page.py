@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chatting import ask, chats, endless, last_answer, prose, said
 from playwright.sync_api import Page, expect
-from stub_server import StubServer, api_error, delta, ending, event, opened
+from stub_server import StubServer, api_error, delta, ending, event, opened, total, usage
 
 OpenPage = Callable[..., Page]
 FORBIDDEN = """Object.defineProperty(window, "localStorage", {
@@ -260,13 +260,21 @@ def test_full_or_forbidden_storage_is_told_and_loses_nothing(
     page.reload()
     expect(prose(page)).to_contain_text("A long answer.")
     assert_told(open_tab(FORBIDDEN), "keep nothing", tmp_path / "forbidden.json")
+    assert [request.get("seed") for request in stub.requests] == [7, 7]
 
 
 def assert_told(page: Page, problem: str, file: Path) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Seed").fill("7")
+    page.keyboard.press("Escape")
     ask(page, "Question")
     expect(prose(page)).to_contain_text("A long answer.")
     expect(page.locator("#toast")).to_contain_text(problem)
     expect(page.get_by_role("button", name="Undo")).to_be_hidden()
+    edges = page.locator("#toast, #toast-text").evaluate_all(
+        "(all) => all.map((n) => n.getBoundingClientRect().right)"
+    )
+    assert edges[0] - edges[1] > 12
     page.get_by_role("button", name="New chat").click()
     expect(chats(page)).to_have_text(["Question"])
     with page.expect_download() as download:
@@ -466,6 +474,7 @@ def test_asks_for_the_key_until_it_fits(page: Page, stub: StubServer) -> None:
     stub.api_key = "secret"
     page.reload()
     field = page.get_by_label("API key", exact=True).locator("visible=true").last
+    expect(page.locator("#key-reason")).to_have_role("status")
     expect(page.locator("#key-reason")).to_have_text("This server asks for an API key.")
     for wrong, reason in (
         ("schlüssel", "only letters, digits and signs of ASCII"),
@@ -724,6 +733,30 @@ def test_phone_has_no_sideways_scroll(open_page: OpenPage, stub: StubServer) -> 
         expect(page.get_by_role("button", name=name)).to_be_in_viewport()
     page.set_viewport_size({"width": 320, "height": 256})  # 400 % of a small window: the text needs the room
     expect(page.locator("#kv")).to_be_hidden()
+
+
+def test_all_that_a_sample_offers_fits_a_phone(open_page: OpenPage, stub: StubServer) -> None:
+    page = open_page(viewport={"width": 320, "height": 640}, has_touch=True, is_mobile=True)
+
+    async def cut() -> AsyncIterator[str]:
+        for index in (0, 1):
+            yield delta("Cut.", "length", index=index, usage=usage(21, 2))
+        yield total(usage(21, 4))
+
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Samples").fill("2")
+    page.keyboard.press("Escape")
+    stub.scripts = [cut]
+    ask(page, "Answer twice")
+    page.get_by_role("button", name="Try again").click()
+    count = page.get_by_text("2 / 2")
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
+    boxes = (
+        "(all) => all.map((n) => [n, n.closest('.answer')].map((each) => each.getBoundingClientRect().right))"
+    )
+    offered = page.locator(".samples .actions :is(button, .branch-count)")
+    assert all(right < edge for right, edge in offered.evaluate_all(boxes))
+    assert count.evaluate("(node) => node.getClientRects()[0].height < 30")
 
 
 def test_dark_mode_follows_the_system_and_the_button(open_page: OpenPage) -> None:
