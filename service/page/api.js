@@ -1,9 +1,7 @@
 // The server's HTTP API as this page uses it. Every failure is an ApiError with a sentence for the user.
 
+import { keptKey } from "./key.js";
 import { readEvents } from "./sse.js";
-import { load, save } from "./storage.js";
-
-const KEY = "quire.api-key";
 
 export class ApiError extends Error {
   constructor(message, { status = 0, code = null } = {}) {
@@ -14,18 +12,13 @@ export class ApiError extends Error {
   }
 }
 
-/** The key lives as long as the tab. */
-export function setApiKey(key) {
-  save(KEY, key, "sessionStorage");
-}
-
 /**
  * The answer to a GET, or with a `body` to a POST. With `keepalive` it outlives the page. A stream has the `priority`
  * "low": where the browser has no connection left, what is short is to get the next one.
  */
 export async function request(path, { body, method, headers = {}, signal, keepalive = false, priority = "auto" } = {}) {
   const sent = { ...headers };
-  const key = load(KEY, "", "sessionStorage");
+  const key = keptKey();
   if (key) sent.Authorization = `Bearer ${key}`;
   if (body !== undefined) sent["Content-Type"] = "application/json";
   let response;

@@ -1,17 +1,15 @@
 // Asks for the server's API key.
 
-import { setApiKey } from "./api.js";
+import { isKeptUnfit, keepKey, keptKey, keyIn } from "./key.js";
 
 const dialog = document.getElementById("key-prompt");
 const form = document.getElementById("key-form");
 const field = document.getElementById("api-key");
 const reason = document.getElementById("key-reason");
 
-const BLANK_ENDS = /^[\s\u200b-\u200d\u2060\ufeff]+|[\s\u200b-\u200d\u2060\ufeff]+$/g; // copied with it, often unseen
-const KEY = /^[ -~]+$/; // a header carries no other characters
+const KIND = "one has only letters, digits and signs of ASCII. Copy it anew.";
 
 let open = null; // the promise of the prompt that is being shown
-let given = false; // a key, which then was not accepted if there is another prompt
 
 /** True when the user gave a key, false when the prompt was dismissed. Two askers share one prompt. */
 export function askForKey() {
@@ -22,19 +20,18 @@ export function askForKey() {
 }
 
 function prompt() {
-  reason.textContent = given ? "The server did not accept that key." : "This server asks for an API key.";
+  reason.textContent = whyAsked();
   field.value = "";
   return new Promise((resolve) => {
     const give = (event) => {
       event.preventDefault();
-      const key = field.value.replace(BLANK_ENDS, "");
-      if (!KEY.test(key)) {
-        reason.textContent = "That is no API key: one has only letters, digits and signs of ASCII. Copy it anew.";
+      const key = keyIn(field.value);
+      if (key === "") {
+        reason.textContent = `That is no API key: ${KIND}`;
         field.select();
         return;
       }
-      given = true;
-      setApiKey(key);
+      keepKey(key);
       dialog.close("given");
     };
     form.addEventListener("submit", give);
@@ -50,4 +47,9 @@ function prompt() {
     dialog.showModal();
     field.focus();
   });
+}
+
+function whyAsked() {
+  if (isKeptUnfit()) return `What this tab kept is no API key: ${KIND}`;
+  return keptKey() === "" ? "This server asks for an API key." : "The server did not accept that key.";
 }

@@ -499,6 +499,30 @@ def test_asks_for_the_key_until_it_fits(page: Page, stub: StubServer) -> None:
     assert page.evaluate("localStorage.length + JSON.stringify(localStorage)").count("changed") == 0
 
 
+def test_a_kept_key_that_cannot_be_sent_is_asked_for_anew(page: Page, stub: StubServer) -> None:
+    keep = "(key) => sessionStorage.setItem('quire.api-key', JSON.stringify(key))"
+    page.evaluate(keep, "schlüssel\u2009")
+    page.reload()
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")  # it asks for none
+    stub.api_key = "secret"
+    page.reload()
+    expect(page.locator("#key-reason")).to_contain_text("What this tab kept is no API key: one has only")
+    page.evaluate(keep, " secret\u200b")
+    page.reload()
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
+    page.evaluate(keep, "another")
+    page.reload()
+    expect(page.locator("#key-reason")).to_have_text("The server did not accept that key.")
+
+
+def test_a_key_holds_where_the_browser_keeps_nothing(open_tab: OpenPage, stub: StubServer) -> None:
+    stub.api_key = "secret"
+    page = open_tab(FORBIDDEN.replace("localStorage", "sessionStorage"))
+    page.locator("#api-key").fill("secret")
+    page.keyboard.press("Enter")
+    expect(page.locator("#model")).to_have_attribute("data-phase", "ready")
+
+
 def test_without_a_key_it_waits_to_be_given_one(page: Page, stub: StubServer) -> None:
     stub.api_key = "secret"
     page.reload()
