@@ -5,6 +5,8 @@ import { tasklist } from "./vendor/mdit-plugin-tasklist-0.23.2/index.js";
 import { tex } from "./vendor/mdit-plugin-tex-0.24.2/index.js";
 
 const LONGEST_PARAGRAPH = 20_000; // characters; a longer one is shown as it is, for its marks could take seconds
+const FIRST_LEVEL = 3; // of an answer's headings: h1 and h2 are the page's own
+const LAST_LEVEL = 6;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 30 });
 const escape = markdown.utils.escapeHtml;
@@ -24,8 +26,6 @@ markdown.core.ruler.before("inline", "long", ({ tokens }) => {
 });
 markdown.core.ruler.push("page", ({ tokens }) => {
   for (const token of tokens) {
-    // The page's own h1 and h2 stay above the headings of an answer.
-    if (token.type.startsWith("heading_")) token.tag = `h${Math.min(Number(token.tag[1]) + 2, 6)}`;
     const alignment = /^text-align:(\w+)$/.exec(token.attrGet("style") ?? "");
     if (alignment) token.attrs = [["class", alignment[1]]];
   }
@@ -50,10 +50,11 @@ function code({ info, content }) {
 }
 
 /**
- * The blocks of the text, each with where it begins, what it `is` in markdown-it's words, and html() for its one
- * element.
+ * The blocks of the text, each with where it begins, what it `is` in markdown-it's words, html() for its one element,
+ * and the `outline` behind it: the levels, as they are written, of the last heading and of those that it stands under.
+ * `outline` is that before the text.
  */
-export function blocksOf(text) {
+export function blocksOf(text, outline) {
   const starts = lineStarts(text);
   const groups = [];
   let group = [];
@@ -66,10 +67,25 @@ export function blocksOf(text) {
     group = [];
   }
   return groups.map((tokens, i) => {
+    outline = outlined(tokens, outline);
     const start = starts[tokens[0].map[0]];
     const source = text.slice(start, i + 1 < groups.length ? starts[groups[i + 1][0].map[0]] : undefined);
-    return { start, source, is: tokens[0].type, html: () => markdown.renderer.render(tokens, markdown.options, {}) };
+    const html = () => markdown.renderer.render(tokens, markdown.options, {});
+    return { start, source, is: tokens[0].type, html, outline };
   });
+}
+
+/** Gives headings the levels that leave no gap, whichever the answer begins with. Returns the outline behind them. */
+function outlined(tokens, outline) {
+  for (const token of tokens) {
+    if (!token.type.startsWith("heading_")) continue;
+    if (token.type === "heading_open") {
+      const written = Number(token.tag[1]);
+      outline = [...outline.filter((above) => above < written), written];
+    }
+    token.tag = `h${Math.min(FIRST_LEVEL + outline.length - 1, LAST_LEVEL)}`;
+  }
+  return outline;
 }
 
 function lineStarts(text) {

@@ -13,9 +13,10 @@ const FORMULA = 4_000; // characters after which a formula that began is none
 export class Prose {
   node = element("div", { class: "prose" });
   #settled = ""; // the beginning of the text, whose looks nothing after it can change
+  #outline = []; // of its headings
   #kept = 0; // so many children of the node are its
   #marked = 0; // so many of them have the class that lets the browser pass over them out of sight
-  #tail = []; // of each child after them {source, raw}, with the element that it was made from
+  #tail = []; // of each child after them {source, outline, raw}, with the element that it was made from
   #isPlain = false; // the tail is one block that is too long for Markdown
 
   update(text) {
@@ -27,7 +28,7 @@ export class Prose {
       const end = Math.min(lines.length, this.#settled.length + size);
       const tail = lines.slice(this.#settled.length, end);
       const before = this.#settled.length;
-      const blocks = this.#isPlain ? [plain(tail)] : blocksOf(tail);
+      const blocks = this.#isPlain ? [plain(tail, this.#outline)] : blocksOf(tail, this.#outline);
       this.#show(blocks);
       if (!this.#isPlain) this.#settle(tail, blocks);
       if (end === lines.length) return;
@@ -53,6 +54,7 @@ export class Prose {
   #restart() {
     this.node.replaceChildren();
     this.#settled = "";
+    this.#outline = [];
     this.#kept = 0;
     this.#marked = 0;
     this.#tail = [];
@@ -67,11 +69,11 @@ export class Prose {
   #show(blocks) {
     this.#tail = blocks.map((block, i) => {
       const old = this.#tail[i];
-      if (old?.source === block.source) return old;
+      if (old?.source === block.source && String(old.outline) === String(block.outline)) return old;
       const raw = sanitised(block.html()).firstElementChild ?? element("p");
       if (old) grow(this.node.childNodes[this.#kept + i], old.raw, raw);
       else this.node.append(finished(raw));
-      return { source: block.source, raw };
+      return { source: block.source, outline: block.outline, raw };
     });
     while (this.node.childNodes.length > this.#kept + blocks.length) this.node.lastChild.remove();
   }
@@ -90,14 +92,15 @@ export class Prose {
     });
     if (settled === 0) return;
     this.#settled += tail.slice(0, blocks[settled].start);
+    this.#outline = blocks[settled - 1].outline;
     this.#kept += settled;
     this.#tail = this.#tail.slice(settled);
   }
 }
 
-function plain(source) {
+function plain(source, outline) {
   const text = element("p", { class: "plain-text" }, source);
-  return { start: 0, source, is: "plain", html: () => text.outerHTML };
+  return { start: 0, source, is: "plain", html: () => text.outerHTML, outline };
 }
 
 /** A copy of the element as it stands on the page: with buttons, colours and formulas. */

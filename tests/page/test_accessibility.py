@@ -19,7 +19,9 @@ LOOKS = {
         "is_mobile": True,
     },
 }
-ANSWER = """# Heading
+ANSWER = """## Heading
+
+#### Below it
 
 A *list* of `things`:
 

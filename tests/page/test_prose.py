@@ -33,7 +33,19 @@ CASES = {
     "a **b** `c**` *d* ~~e~~": [
         ["p", "a ", ["strong", "b"], " ", ["code", "c**"], " ", ["em", "d"], " ", ["s", "e"]]
     ],
-    "# One\n### Three ##\ntext": [["h3", "One"], ["h5", "Three"], ["p", "text"]],
+    "# One\n### Three ##\ntext": [["h3", "One"], ["h4", "Three"], ["p", "text"]],
+    "## a\n> #### b\n\n### c\n# d\n## e\n# f\n### g\n#### h\n##### i\n###### j": [
+        ["h3", "a"],
+        ["blockquote", ["h4", "b"]],
+        ["h4", "c"],
+        ["h3", "d"],
+        ["h4", "e"],
+        ["h3", "f"],
+        ["h4", "g"],
+        ["h5", "h"],
+        ["h6", "i"],
+        ["h6", "j"],
+    ],
     "- a\n- b\n  - c\n\n3. d": [["ul", ["li", "a"], ["li", "b", ["ul", ["li", "c"]]]], ["ol", ["li", "d"]]],
     "1. do:\n   ```sh\n   ls\n     -l\n   ```\n2. done": [
         ["ol", ["li", "do:", ["figure", ["pre", ["code", "ls\n  -l"]]]], ["li", "done"]]
@@ -70,7 +82,23 @@ def test_markdown(blank_page: Page, text: str) -> None:
 def test_markdown_that_grows_looks_like_markdown_at_once(blank_page: Page) -> None:
     pick = random.Random(0)
     pieces = ["a", "b c", " ", "\n", "\n", "\n\n", "- ", "  - ", "1. ", "# ", "> ", "```", "```py\n", "**"]
-    pieces += ["\\", "<i>", "| a |\n", "|--|\n", "- [ ] ", "$x$", "$$\n", "\\[", "\\]", "~~", "---\n", "    "]
+    pieces += [
+        "## ",
+        "### ",
+        "\n===\n",
+        "\\",
+        "<i>",
+        "| a |\n",
+        "|--|\n",
+        "- [ ] ",
+        "$x$",
+        "$$\n",
+        "\\[",
+        "\\]",
+        "~~",
+        "---\n",
+        "    ",
+    ]
     for _ in range(60):
         text = "".join(pick.choices(pieces, k=25))
         growing = [text[:end] for end in range(1, len(text) + 1)]
