@@ -5,6 +5,8 @@
 
 import { ApiError, eventsOf, request } from "./api.js";
 
+const TRY_AGAIN_MS = [250, 1000, 4000];
+
 /** An id that nobody can guess. */
 export function newStreamId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -32,12 +34,16 @@ export async function* pickUpStream(streamId, last, signal) {
   if (response.status !== 204) yield* chunks(response);
 }
 
-/** Ends a stream, whoever reads it. One that is not there any more has ended. */
+/** Ends a stream, whoever reads it. One that is not there may still be on its way to the server, or has ended. */
 export async function stopStream(streamId) {
-  try {
-    await request(`/v1/streams/${streamId}`, { method: "DELETE", keepalive: true });
-  } catch {
-    // Then it ends by itself, since nobody reads it.
+  for (const wait of [0, ...TRY_AGAIN_MS]) {
+    if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
+    try {
+      await request(`/v1/streams/${streamId}`, { method: "DELETE", keepalive: true });
+      return;
+    } catch (error) {
+      if (error.status !== 404) return; // then it ends by itself, since nobody reads it
+    }
   }
 }
 

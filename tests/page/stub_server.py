@@ -138,6 +138,8 @@ class StubServer:
         ]
         self.loaded = threading.Event()  # until it is set, /startup stops before its last phase
         self.loaded.set()
+        self.taken = threading.Event()  # until it is set, nothing becomes of a request for an answer
+        self.taken.set()
         self.scripts: list[Script | Response] = []  # one answer each; the last one serves every later request
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []  # of the requests
@@ -201,6 +203,7 @@ class StubServer:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
         if isinstance(script, Response):
             return script
+        await opened(self.taken)
         recording = self.recordings[request.headers["x-stream-id"]] = Recording(script)
         return self._reader(recording, 0)
 

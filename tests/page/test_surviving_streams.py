@@ -185,6 +185,19 @@ def test_streams_leave_the_browser_lines_for_the_rest(page: Page, stub: StubServ
     assert [request["messages"][0]["content"] for request in stub.requests][4:] == ["Chat 4"]
 
 
+def test_stop_also_ends_what_the_server_has_not_taken_yet(page: Page, stub: StubServer) -> None:
+    stub.taken.clear()
+    stub.scripts = [endless]
+    with page.expect_request("**/v1/chat/completions"):
+        ask(page, "Go on for ever")
+    with page.expect_response(re.compile("/v1/streams/")) as early:
+        page.keyboard.press("Escape")
+    assert early.value.status == 404
+    stub.taken.set()
+    assert stub.stopped.wait(20), "the server goes on"
+    expect(last_answer(page).locator(".stats")).to_have_text("Stopped")
+
+
 def test_stop_does_not_wait_behind_streams_of_other_tabs(
     page: Page, open_tab: Callable[..., Page], stub: StubServer
 ) -> None:
