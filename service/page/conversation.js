@@ -130,7 +130,7 @@ export class Conversation {
       const dropped = ours.dropped || theirs.dropped;
       if (isFurther(ours, theirs) || (dropped && !theirs.dropped)) ahead = true;
       if (ours === theirs || isFurther(theirs, ours)) this.#growing.add(ours.id);
-      if (isFurther(theirs, ours) && !this.#writing.has(ours.id)) Object.assign(ours, theirs);
+      if (isFurther(theirs, ours) && !this.#writing.has(ours.id)) become(ours, theirs);
       if (dropped) ours.dropped = true;
       merged.set(ours.id, ours);
     }
@@ -261,6 +261,12 @@ export class Conversation {
     this.updated = Date.now();
     return message;
   }
+}
+
+/** The object stays, with all that the other has and nothing else: another stream has not had the events of the first. */
+function become(ours, theirs) {
+  for (const name of Object.keys(ours)) if (!(name in theirs)) delete ours[name];
+  Object.assign(ours, theirs);
 }
 
 /** What was written after an answer that calls functions is what each of them returned. */

@@ -129,3 +129,23 @@ def test_all_modules_of_a_page_are_fetched_at_once(blank_page: Page, stub: StubS
     )
     own = {"/": "main.js", "/blocks": "blocks/inspector.js", "/blocks/lab": "blocks/lab.js"}[path]
     assert sorted(fetched) == sorted([*linked, f"{stub.url}/static/theme.js", f"{stub.url}/static/{own}"])
+
+
+# What a tab has of an answer that another tab continues.
+CONTINUED_ELSEWHERE = """async () => {
+    const { Conversation } = await import("/static/conversation.js");
+    const copyOf = (conversation) => Conversation.from(JSON.parse(JSON.stringify(conversation)));
+    const ours = new Conversation();
+    ours.ask("Count");
+    const [answer] = ours.beginAnswers(["first"]);
+    Object.assign(answer, { content: "One, ", status: "length", finishReason: "length", at: "9" });
+    const theirs = copyOf(ours);
+    ours.continueAnswer(answer, "second");
+    theirs.merge(copyOf(ours));
+    const { stream, status, content, at, finishReason } = theirs.branch.at(-1);
+    return [stream, status, content, at, finishReason];
+}"""
+
+
+def test_a_continued_answer_is_picked_up_from_the_start_of_its_new_stream(blank_page: Page) -> None:
+    assert blank_page.evaluate(CONTINUED_ELSEWHERE) == ["second", "streaming", "One, ", None, None]
