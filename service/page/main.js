@@ -205,7 +205,7 @@ function showEnd(conversation, messages) {
     chats.mark(conversation.id);
     return;
   }
-  for (const message of messages) transcript.viewOf(message)?.render();
+  for (const message of messages) transcript.viewOf(message)?.refresh();
   transcript.keepUp();
   showAround();
   chats.refresh();

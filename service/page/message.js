@@ -131,14 +131,15 @@ export class MessageView {
         this.#frame = requestAnimationFrame(draw);
         return;
       }
-      this.render();
+      this.#frame = 0;
+      this.refresh();
       drawn();
       this.#rests = performance.now() + (performance.now() - began);
     };
     this.#frame ||= requestAnimationFrame(draw);
   }
 
-  /** Draws what another tab has changed. A question that is being edited stays as it is. */
+  /** Draws what has changed, so that a button keeps the focus if nothing has. A question that is being edited stays. */
   refresh() {
     if (this.#drawn === this.#state() || this.node.querySelector(".editing")) return;
     if (this.#prose) this.render();

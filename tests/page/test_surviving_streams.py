@@ -153,10 +153,14 @@ def test_samples_go_on_after_a_reload_and_a_lost_line_each_to_its_end(page: Page
         expect(texts).to_have_text(["Heads.", "Ta"])
         expect(answers.nth(0)).to_have_attribute("aria-busy", "false")
         expect(answers.nth(1)).to_have_attribute("aria-busy", "true")
+    copy = answers.nth(0).get_by_role("button", name="Copy")
+    copy.focus()
     go_on.set()
     expect(texts).to_have_text(["Heads.", "Tails."])
     expect(answers.nth(0).locator(".note")).to_have_count(0)
     expect(answers.nth(1).locator(".note")).to_have_text("The answer reached the token limit.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(copy).to_be_focused()
     assert len(stub.requests) == 1
 
 
