@@ -48,7 +48,7 @@ export function copyButton(label, text) {
   let timer = 0;
   async function copy() {
     const copied = await copyText(text());
-    caption.textContent = copied ? "Copied" : "Press Ctrl+C";
+    caption.textContent = copied ? "Copied" : "Not copied";
     button.replaceChild(icon(copied ? "check" : "copy"), button.firstChild);
     clearTimeout(timer);
     timer = setTimeout(() => {

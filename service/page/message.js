@@ -16,7 +16,8 @@ const NOTES = {
 const SPOKEN = 500; // characters of an answer that are read out
 const TOO_LONG = "context_length_exceeded";
 const SHORTER =
-  "The same again would fail again: shorten the message, lower “Max tokens” in the settings if it is set, or begin a new chat.";
+  "The same again would fail again: shorten the message, lower “Max tokens” or “Samples” in the settings if they " +
+  "are set, or begin a new chat.";
 
 const CALLED = "This page runs no functions. What you write next goes back as the result.";
 

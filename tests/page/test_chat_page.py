@@ -157,6 +157,15 @@ def test_code_block_can_be_copied(open_page: OpenPage, stub: StubServer) -> None
     block.get_by_role("button", name="Copy").click()
     expect(block.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == "print('hi')\n\nprint('ho')"
+    question = page.locator(".question").get_by_role("button", name="Copy")
+    page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('plain http')); }")
+    question.press("Enter")
+    expect(page.locator(".question").get_by_role("button", name="Copied")).to_be_focused()
+    assert page.evaluate("navigator.clipboard.readText()") == "Code please"
+    page.evaluate("() => { document.execCommand = () => false; }")
+    answer = last_answer(page).locator("footer")
+    answer.get_by_role("button", name="Copy").click()
+    expect(answer.get_by_role("button", name="Not copied")).to_be_visible()
 
 
 def test_conversation_survives_a_reload_and_goes_on(page: Page, stub: StubServer) -> None:
