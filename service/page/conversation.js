@@ -25,7 +25,8 @@ const isFurther = (a, b) => {
   const at = ours.findIndex((value, i) => value !== theirs[i]);
   return at >= 0 && ours[at] > theirs[at];
 };
-const says = ({ content, calls = [] }) => content !== "" || calls.length > 0;
+/** Whether a message has anything that can be gone on from. */
+export const says = ({ content, calls = [] }) => content !== "" || calls.length > 0;
 const isKept = (message) => !message.dropped || says(message);
 
 const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(2)), (n) => n.toString(36)).join("");
@@ -201,12 +202,16 @@ export class Conversation {
     else this.#writing.delete(message.id);
   }
 
-  /** Goes back to before the last answer, so that its question can be answered again. One without a word is dropped. */
+  /**
+   * Goes back to before the last answer, so that its question can be answered again. One without a word is dropped, and
+   * so are such samples beside it.
+   */
   leaveAnswer() {
     const last = this.#messages.get(this.#leaf);
     if (last?.role !== "assistant") return;
     this.#leaf = last.parent;
-    if (!says(last)) last.dropped = true;
+    const left = last.group ? this.alternatives(last).filter(({ group }) => group === last.group) : [last];
+    for (const answer of left) if (!says(answer)) answer.dropped = true;
   }
 
   /** The messages that stand in the same place, each in its branch, `message` among them. */

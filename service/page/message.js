@@ -2,6 +2,7 @@
 
 import { lengthOf } from "./calls.js";
 import { CallsView } from "./callview.js";
+import { says } from "./conversation.js";
 import { copyButton, element, icon } from "./dom.js";
 import { figures } from "./figures.js";
 import { Prose } from "./prose.js";
@@ -92,7 +93,7 @@ export class MessageView {
 
   /** Where a message has been edited or tried again: which of its versions this is, and the way to the others. */
   #branches() {
-    if (this.#isSample && !this.#reader.isShown(this.message)) return [this.#choose()];
+    if (this.#isSample && !this.#reader.isShown(this.message)) return says(this.message) ? [this.#choose()] : [];
     const all = this.#versions();
     if (all.length < 2) return [];
     const at = all.indexOf(this.message);

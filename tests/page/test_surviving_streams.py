@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from chatting import ask, chats, endless, last_answer, prose, said, sampled
 from playwright.sync_api import Page, expect
-from stub_server import StubServer, delta, ending, opened, total, usage
+from stub_server import StubServer, api_error, delta, ending, opened, total, usage
 
 
 def halves(go_on: threading.Event, before: str, after: str) -> Callable[[], AsyncIterator[str]]:
@@ -162,6 +162,20 @@ def test_samples_go_on_after_a_reload_and_a_lost_line_each_to_its_end(page: Page
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     expect(copy).to_be_focused()
     assert len(stub.requests) == 1
+
+
+def test_samples_that_failed_are_retried_together_and_stay_away(page: Page, stub: StubServer) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Samples").fill("2")
+    page.keyboard.press("Escape")
+    stub.scripts = [api_error(429, "The queue is full.", "queue_full"), sampled("Heads.", "Tails.")]
+    ask(page, "Toss a coin")
+    expect(page.get_by_role("alert")).to_have_count(2)
+    expect(page.get_by_role("button", name="Go on from this one")).to_have_count(0)
+    page.get_by_role("button", name="Retry").last.click()
+    expect(page.locator(".samples .prose")).to_have_text(["Heads.", "Tails."])
+    expect(page.get_by_role("button", name="Go on from this one")).to_have_count(1)
+    expect(page.get_by_role("group", name="Versions")).to_have_count(0)
 
 
 def test_streams_leave_the_browser_lines_for_the_rest(page: Page, stub: StubServer) -> None:
