@@ -7,6 +7,8 @@ import { pickUpStream, startStream } from "./stream.js";
 const FIRST_DELAY_MS = 500;
 const MAX_DELAY_MS = 5000;
 const PATIENCE_MS = 90_000; // the server keeps a stream that nobody reads for less
+const GONE = "The server no longer has this answer.";
+const UNSENT = "The page was left before this was sent.";
 
 /** Why a signal is aborted when the page goes away: the answer goes on without it. */
 export const LEFT = new DOMException("The page was left.", "AbortError");
@@ -60,7 +62,10 @@ export async function readAnswers(messages, request, signal, changed) {
       await pause(delay, signal);
     }
   }
-  for (const message of messages) delete message.lost;
+  for (const message of messages) {
+    delete message.lost;
+    delete message.queued;
+  }
   messages.forEach(changed);
 }
 
@@ -123,7 +128,7 @@ function fail(message, error, picking) {
   } else {
     message.status = "error";
     message.error = {
-      message: gone ? "The server no longer has this answer." : error.message,
+      message: gone ? (message.queued ? UNSENT : GONE) : error.message,
       status: error.status,
       code: error.code,
     };

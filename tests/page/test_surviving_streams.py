@@ -191,6 +191,10 @@ def test_streams_leave_the_browser_lines_for_the_rest(page: Page, stub: StubServ
     expect(last_answer(page).locator(".stats")).to_have_text("Stopped")
     page.get_by_role("button", name="Try again").click()
     expect(waits).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("The page was left before this was sent.")
+    page.get_by_role("button", name="Retry").click()
+    expect(waits).to_be_visible()
     assert page.evaluate("fetch('/v1/models').then(({ status }) => status)") == 200
     assert len(stub.requests) == 4
     chats(page)
