@@ -21,6 +21,7 @@ export function figures({ stats = {}, earlier = 0 }) {
   return items;
 }
 
-const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+/** So many of them, in words. */
+export const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 const rounded = (n) => (n < 10 ? n.toFixed(1) : Math.round(n).toLocaleString("en"));
 const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);

@@ -134,7 +134,7 @@ def test_pointing_at_the_map_finds_the_block(visit: Callable[..., Page]) -> None
     expect(canvas).to_have_accessible_name(re.compile("58 free, 4 active, 2 cached"))
 
 
-def test_a_requests_tables_show_what_is_shared(visit: Callable[..., Page]) -> None:
+def test_a_requests_tables_show_what_is_shared(visit: Callable[..., Page], live: Live) -> None:
     page = visit()
     button = page.get_by_role("button", name=re.compile("Request 7"))
     expect(button).to_contain_text("2 sequences · 4 blocks · 2 saved by sharing")
@@ -142,6 +142,9 @@ def test_a_requests_tables_show_what_is_shared(visit: Callable[..., Page]) -> No
     expect(page.locator("#tables")).to_contain_text("Sequence 1: 48 tokens, shares 2 blocks with sequence 0")
     assert page.locator("#tables .branch").first.locator(".chip").all_text_contents() == ["0", "1", "2"]
     assert_accessible(page)
+    tell(live, pool({0: [0, 2], 1: [0, 3]}, [10, 11], [], 1001.0))
+    expect(page.locator("#tables")).to_contain_text("All 2 sequences begin with the same 1 block;")
+    expect(page.locator("#tables")).to_contain_text("Sequence 1: 32 tokens, shares 1 block with sequence 0")
 
 
 def test_time_goes_back_and_the_trace_can_be_saved(visit: Callable[..., Page], live: Live) -> None:

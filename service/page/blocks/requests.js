@@ -1,6 +1,7 @@
 // The requests that hold blocks, their sequences' block tables, and what these share.
 
 import { element } from "../dom.js";
+import { count } from "../figures.js";
 
 const MOST_REQUESTS = 100;
 const MOST_BLOCKS = 400; // of a table, as chips
@@ -36,7 +37,7 @@ export class Requests {
 
   #row(request, sequences, model) {
     const { distinct, named } = sharing(sequences);
-    const words = [sequences[0].state, `${sequences.length} sequence${sequences.length > 1 ? "s" : ""}`, `${distinct} blocks`];
+    const words = [sequences[0].state, count(sequences.length, "sequence"), count(distinct, "block")];
     if (named > distinct) words.push(`${named - distinct} saved by sharing`);
     return element(
       "li",
@@ -70,7 +71,7 @@ export class Requests {
     const shared = commonStart(sequences);
     const parts = [element("h3", {}, `Request ${this.#chosen}`)];
     if (sequences.length > 1) {
-      parts.push(element("p", { class: "hint" }, `All ${sequences.length} sequences begin with the same ${shared} blocks; a block with a dot is named by several.`));
+      parts.push(element("p", { class: "hint" }, `All ${sequences.length} sequences begin with the same ${count(shared, "block")}; a block with a dot is named by several.`));
     }
     for (const table of sequences) parts.push(this.#table(table, sequences, model));
     this.#tables.replaceChildren(...parts);
@@ -90,7 +91,9 @@ export class Requests {
       );
     });
     if (list.length > MOST_BLOCKS) chips.push(element("span", { class: "hint" }, `and ${list.length - MOST_BLOCKS} more`));
-    const words = `Sequence ${index}: ${tokens === null ? `${list.length} blocks` : `${tokens} tokens`}${onHost ? ", in host memory" : ""}${parent ? `, shares ${parent.count} blocks with sequence ${parent.index}` : ""}`;
+    const length = tokens === null ? count(list.length, "block") : count(tokens, "token");
+    const shares = parent ? `, shares ${count(parent.count, "block")} with sequence ${parent.index}` : "";
+    const words = `Sequence ${index}: ${length}${onHost ? ", in host memory" : ""}${shares}`;
     return element("div", { class: parent ? "branch" : "branch root" }, element("p", {}, words), element("div", { class: "chips" }, ...chips));
   }
 }
