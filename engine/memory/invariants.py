@@ -87,7 +87,7 @@ def check_host_tier(
     assert sum(map(len, host.caches)) == host.pool.num_kept, "a host block is kept that nobody could find"
     device = host._device
     copied = np.frombuffer(device._copied, np.bool_) & np.frombuffer(device._evictable, np.bool_)
-    for block in np.flatnonzero(copied).tolist()[share]:
+    for block in copied.nonzero()[0].tolist()[share]:
         cache, device_cache = host._caches_of(block)
         assert cache.find(device_cache.prefix(block)) is not None, f"block {block} has lost its copy"
 
@@ -96,7 +96,7 @@ def check_pool(
     pool: BlockPool, tables: Iterable[Sequence[int]], holds: Iterable[int] = (), share: slice = EVERY
 ) -> None:
     """Check a `share` of the blocks, given all tables and holds that exist."""
-    blocks = np.arange(pool.num_blocks)[share]
+    blocks = range(pool.num_blocks)[share]
 
     def times(those: Iterable[int]) -> NDArray[np.intp]:
         """Return how often each of `blocks` is among them."""
@@ -104,23 +104,23 @@ def check_pool(
         assert len(counted) == pool.num_blocks, "a block that does not exist"
         return counted[share]
 
-    def agree(ours: NDArray[Any], others: NDArray[Any], what: str) -> None:
-        wrong = ours != others
-        if wrong.any():
-            at = wrong.argmax()
-            raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {others[at]} {what}")
+    def agree(ours: list[int], others: NDArray[Any], what: str) -> None:
+        theirs = others.tolist()  # lists of a few blocks are compared in a tenth of an array's time
+        if ours != theirs:
+            at = next(i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
+            raise AssertionError(f"block {blocks[at]}: {ours[at]}, but {theirs[at]} {what}")
 
     counts, held = times(chain.from_iterable(tables)), times(holds)
-    agree(np.array(pool._counts[share]), counts, "tables name it")
-    agree(np.array(pool._holds[share]), held, "transfers hold it")
-    idle = (counts == 0) & (held == 0)
-    kept, pinned = np.array(pool._kept[share], np.bool_), times(pool._pinned)
-    cached = np.array([block in pool._cached for block in blocks.tolist()], np.bool_)
-    agree(times(pool._free), idle & ~kept, "times on the free list")
-    agree(np.frombuffer(pool._evictable, np.bool_)[share], cached, "to be evicted")
-    agree(cached, idle & kept & (pinned == 0), "cached")
-    agree(times(pool._resting), idle & (pinned > 0), "resting")
-    assert not np.any(~kept & (pinned > 0)), "a pinned block holds nothing that could be found"
+    agree(pool._counts[share], counts, "tables name it")
+    agree(pool._holds[share], held, "transfers hold it")
+    idle = (counts + held) == 0
+    kept, pinned = np.array(pool._kept[share], np.bool_), times(pool._pinned) > 0
+    cached, resting = idle & kept & ~pinned, idle & pinned
+    agree(times(pool._free).tolist(), idle & ~kept, "times on the free list")
+    agree(list(pool._evictable[share]), cached, "to be evicted")
+    agree([block in pool._cached for block in blocks], cached, "cached")
+    agree(times(pool._resting).tolist(), resting, "resting")
+    assert not np.count_nonzero(pinned & ~kept), "a pinned block holds nothing that could be found"
     assert pool.references == sum(pool._counts)
     assert pool.num_active == pool.num_blocks - pool._counts.count(0)
 
