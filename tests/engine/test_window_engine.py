@@ -7,6 +7,7 @@ what each request gives alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ BESIDE = LARGEST_KEY_TILE - 1 if torch.cuda.is_available() else 0  # that kernel
 LENGTHS = (40, 1, 23, 33, 7)
 NEW = 24
 CELLS: dict[str, dict[str, Any]] = {
-    "batched": {},
     "chunked": {"max_num_batched_tokens": 9, "max_num_seqs": 4},
     "cached": {"enable_prefix_caching": True},
     "recomputed": {"preemption_mode": "recompute", "enable_prefix_caching": True},
@@ -52,6 +52,12 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """(folder, the same model in transformers)."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, save_tiny(request.param, folder, **SIZES.get(request.param, {}))
+
+
+@cache
+def sees_one_window(folder: Path) -> bool:
+    """Return whether all layers of the model see a window."""
+    return read_model(folder).cache_groups[0].window > 0
 
 
 def start(folder: Path, **settings: Any) -> EngineCore:
@@ -90,7 +96,7 @@ def run_cell(cell: str, folder: Path, kind: str) -> Answers:
     settings = dict(CELLS[cell])
     if "preemption_mode" in settings:
         few = FEW_BLOCKS[kind]
-        if read_model(folder).cache_groups[0].window:
+        if sees_one_window(folder):
             few, settings["max_num_batched_tokens"], settings["max_num_seqs"] = 8, 4, 4
         settings["num_gpu_blocks_override"] = few + 20 * bool(BESIDE)
     core = start(folder, **settings)
@@ -126,6 +132,9 @@ def test_all_cells_give_the_same_tokens(saved: tuple[Path, Any], kind: str) -> N
             with torch.inference_mode():
                 logits = reference(torch.tensor([request.prompt + got]), use_cache=False).logits[0]
             assert got == logits[len(request.prompt) - 1 : -1].argmax(-1).tolist()
+    assert run(core, requests(kind)) == alone, "batched"
+    assert core.scheduler.preemption.recomputes == core.scheduler.preemption.swaps == 0
+    assert core.scheduler.blocks.pool.num_active == 0
     for cell in CELLS:
         assert run_cell(cell, folder, kind) == alone, cell
 
