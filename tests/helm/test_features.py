@@ -78,14 +78,9 @@ def held(secret: Manifest) -> dict[str, str]:
 def test_rendering_again_changes_only_what_is_made(name: str, values: str) -> None:
     """So a tool that renders without a cluster restarts no pod when it looks again."""
     arguments = (VALUES | FEATURES)[values]
-    first, second = (
-        [
-            manifest
-            for manifest in yaml.load_all(template.__wrapped__(*arguments, helm_name=name), yaml.CSafeLoader)
-            if manifest
-        ]
-        for _ in range(2)
-    )
+    again = template.__wrapped__(*arguments, helm_name=name)
+    first = render(*arguments, helm_name=name)
+    second = [manifest for manifest in yaml.load_all(again, yaml.CSafeLoader) if manifest is not None]
     for one, other in zip(first, second, strict=True):
         if one["kind"] == "Secret":
             secret = one["metadata"]["name"].replace("-llm-", "-")
