@@ -13,7 +13,7 @@ MODEL = "service/demo/model"
 
 
 def test_all_ways_give_the_same_tokens() -> None:
-    core, info = start_engine(EngineConfig(model=MODEL, device="cpu", dtype="float32"))
+    core, info = start_engine(EngineConfig(model=MODEL, device="cpu", dtype="float32", swap_space=0))
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     prompts = draw_prompts(4, info.vocab_size)

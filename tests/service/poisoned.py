@@ -48,7 +48,7 @@ class PoisonedRunner(ModelRunner):
 
 
 async def start_engine() -> AsyncEngine:
-    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=200, max_num_seqs=64)
+    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=200, max_num_seqs=64, swap_space=0)
     started = AsyncEngine(config, program=("tests.service.poisoned", "engine"))
     await started.start()
     return started

@@ -19,6 +19,8 @@ from quire.machine import Finding, look
 from quire.service.commands.advice import advise
 from quire.service.demo import MODEL_FOLDER
 
+UNTIMED = ["--preemption-mode", "recompute"]  # so that an engine does not time both at start
+
 
 def said(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, list[int]], str]:
     """The numbers of each line, by its name, and all that was said."""
@@ -47,12 +49,12 @@ def test_it_says_what_a_server_would_have(capsys: pytest.CaptureFixture[str]) ->
 def test_sequences_at_once_hold_whole_blocks(
     capsys: pytest.CaptureFixture[str], blocks: int, at_once: list[int]
 ) -> None:
-    numbers, _ = said(capsys, "--num-gpu-blocks-override", str(blocks))
+    numbers, _ = said(capsys, "--num-gpu-blocks-override", str(blocks), *UNTIMED)
     assert numbers["at once"] == at_once
 
 
 def test_it_says_what_layers_of_one_window_keep() -> None:
-    info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=100))[1]
+    info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=100, swap_space=0))[1]
     window = {"group_windows": (100,), "keeps_all": False, "max_num_batched_tokens": 64}
     told = dict(describe(msgspec.structs.replace(info, max_model_len=50_000, **window)))
     layers = info.group_layers[0]
@@ -65,8 +67,8 @@ def test_it_says_what_layers_of_one_window_keep() -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--num-gpu-blocks-override", "40"], ["--num-gpu-blocks-override", "--max-model-len 640"]),
-        (["--num-gpu-blocks-override", "200"], ["--num-gpu-blocks-override"]),
+        (["--num-gpu-blocks-override", "40", *UNTIMED], ["--num-gpu-blocks-override", "--max-model-len 640"]),
+        (["--num-gpu-blocks-override", "200", *UNTIMED], ["--num-gpu-blocks-override"]),
         (["--num-gpu-blocks-override", "300", "--swap-space", "0"], ["--swap-space"]),
     ],
 )
@@ -82,7 +84,7 @@ def test_it_names_the_flag_to_change(
     [("bfloat16", "fp12_e4m7 or fp8_e4m3"), ("fp12_e4m7", "fp8_e4m3"), ("fp8_e4m3", None)],
 )
 def test_it_offers_the_caches_that_take_less_on_a_gpu(cache: str, offered: str | None) -> None:
-    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=40)
+    config = EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=40, preemption_mode="recompute")
     info = start_engine(config)[1]
     info = msgspec.structs.replace(info, device="a GPU", kv_cache_dtype=cache)
     (advice,) = advise(info, msgspec.structs.replace(config, num_gpu_blocks_override=None))

@@ -160,7 +160,8 @@ async def test_a_bug_is_told_by_place_and_kind(
 def test_a_start_tells_each_phase_once_and_of_no_probe(
     capfd: pytest.CaptureFixture[str], log_format: str
 ) -> None:
-    with serving("quire.cli", "serve", "--device", "cpu", "--log-format", log_format):
+    flags = ["--device", "cpu", "--swap-space", "0", "--log-format", log_format]
+    with serving("quire.cli", "serve", *flags):
         lines: list[str] = []
 
         def ended() -> bool:

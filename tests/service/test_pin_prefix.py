@@ -31,7 +31,7 @@ def pin_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pinning(pin_file: Path, num_blocks: int) -> list[str]:
-    return ["--pin-prefix", str(pin_file), "--num-gpu-blocks-override", str(num_blocks)]
+    return ["--pin-prefix", str(pin_file), "--num-gpu-blocks-override", str(num_blocks), "--swap-space", "0"]
 
 
 @pytest.fixture(scope="module")

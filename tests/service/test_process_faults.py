@@ -164,7 +164,9 @@ def test_commands_to_an_engine_that_has_just_gone_are_lost_quietly() -> None:
 
 def test_an_engine_on_the_cpu_lets_the_event_loop_go_first() -> None:
     async def niceness() -> int:
-        engine = AsyncEngine(EngineConfig(model=MODEL_FOLDER, device="cpu", num_gpu_blocks_override=64))
+        engine = AsyncEngine(
+            EngineConfig(model=MODEL_FOLDER, device="cpu", num_gpu_blocks_override=64, swap_space=0)
+        )
         await engine.start()
         async for _ in engine.watch_progress():
             pass

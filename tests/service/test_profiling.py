@@ -40,8 +40,8 @@ def test_a_profile_is_of_so_many_steps_and_leaves_a_trace(
         WORKLOADS, "single", lambda: [Work([*range(32)], 2 * TRACED_STEPS)]
     )  # few steps besides
     with pytest.raises(SystemExit, match=r"^0$"):
-        results = ["--result-file", str(tmp_path / "results.jsonl")]
-        main(["bench", "--workload", "single", "--runs", "1", "--profile", str(tmp_path), *results])
+        settings = ["--swap-space", "0", "--runs", "1", "--result-file", str(tmp_path / "results.jsonl")]
+        main(["bench", "--workload", "single", *settings, "--profile", str(tmp_path)])
     shown = capsys.readouterr().out
     assert f"single: {TRACED_STEPS} steps of" in shown
     assert "waiting for the host" not in shown  # it is the host

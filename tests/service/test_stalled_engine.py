@@ -30,7 +30,8 @@ STREAM_ID = "X-Stream-Id: kept\r\n"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving("quire.cli", "serve", "--stall-timeout", "3", "--max-num-seqs", str(RUNNING)) as server:
+    flags = ["--stall-timeout", "3", "--max-num-seqs", str(RUNNING), "--swap-space", "0"]
+    with serving("quire.cli", "serve", *flags) as server:
         yield server
 
 

@@ -273,7 +273,7 @@ class Verdict(BaseModel):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving() as url:
+    with serving("--swap-space", "0") as url:
         yield url
 
 
