@@ -939,7 +939,7 @@ NOTICED_BY = {
     "blocks that the device is not told of": "computing blocks",
     "a spilled block is found in another group": "windows",
     "a token that its grammar does not hear of": "windows",
-    "samples in one place of their grammar": "simulation 315",
+    "samples in one place of their grammar": "simulation 10",
     "a grammar may end before min_tokens": "windows",
     "a constrained row decodes without waiting": "windows",
     "what was found is found for ever": "windows",

@@ -121,11 +121,11 @@ def guarantees() -> None:
 
 def matches() -> None:
     module = importlib.import_module("tests.engine.test_match")
+    for sizes in ((), (2,)):
+        module.test_a_beam_that_goes_on_from_another_is_looked_up_anew(sizes)
     for seed in range(40):
         module.test_whatever_the_caches_go_through_a_match_is_what_a_new_one_would_be(seed)
         module.test_whatever_they_go_through_so_is_a_match_of_windows(seed)
-    for sizes in ((), (2,)):
-        module.test_a_beam_that_goes_on_from_another_is_looked_up_anew(sizes)
 
 
 def memory() -> None:
