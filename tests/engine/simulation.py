@@ -327,7 +327,7 @@ def simulate(
     aborted: set[int] = set()
     got: dict[tuple[int, int], list[Output]] = {}
     stopped: set[tuple[int, int]] = set()
-    stopping = random.Random(-1 - seed)
+    stops, stopping = seed % 4 == 1, random.Random(-1 - seed)  # whether, and when, samples are stopped
     done: Counter[str] = Counter()
     steps = 0
     accepted: list[Request] = []
@@ -352,7 +352,7 @@ def simulate(
             if not request.params.beam_width and not _has_ended(got.get((request.id, index)))
         ]
         begun = [each for each in going if each in got and each not in stopped]
-        if begun and stopping.random() < 0.1:
+        if begun and stops and stopping.random() < 0.2:
             stop = stopping.choice(begun)
             stopped.add(stop)
             assert not core.handle(EndSample(*stop))

@@ -191,7 +191,7 @@ def test_unpublished_blocks_behind_a_window_are_forgotten_when_they_are_given_ba
 )
 def test_any_schedule_gives_the_same_tokens(windows: tuple[int, ...], keeps_all: bool) -> None:
     done: Counter[str] = Counter()
-    for seed in (*range(16), 80, 150, 167, 190):  # the last ones find blocks in host memory
+    for seed in (*range(16), 33, 39, 42, 50, 139):  # the last ones find blocks in host memory
         done += simulate(seed, pushed=seed % 3 == 1, windows=windows, keeps_all=keeps_all)
     reached = ("swaps", "recomputes", "copies", "cached", "from host", "evictions", "pinned")
     assert all(done[name] for name in reached), done
