@@ -31,7 +31,7 @@ from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.group import RankGroup
@@ -77,7 +77,7 @@ def build_rank(
     """
     report = report or Reporter(lambda _: None, time.monotonic())
     gpu = gpu_of(device)
-    folder = resolve_model(config.model, report.phase("download", "B"))
+    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
     whole = read_model(folder, config.model_impl, config.runner)
     sampling_defaults = read_sampling_defaults(config.generation_config, folder)
     model_config = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
@@ -97,6 +97,8 @@ def build_rank(
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
         refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total)
+    # The weights, once nothing is refused that config.json alone tells.
+    folder = resolve_model(config.model, report.phase("download", "B"))
     with_graphs = device.type == "cuda" and not config.enforce_eager
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if with_graphs and native else nullcontext():

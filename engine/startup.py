@@ -18,7 +18,7 @@ from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.leader import Leader, LeadingRunner
 from quire.engine.preemption_costs import measure_costs
@@ -78,11 +78,12 @@ def _start(
     if config.tensor_parallel_size == 1:
         rank = build_rank(config, device, report=report)
         return _engine(config, device, rank, rank.runner)
-    folder = resolve_model(config.model, report.phase("download", "B"))
-    # What cannot be divided is refused before processes start.
+    # What cannot be is refused before processes start, and before weights are downloaded.
+    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
     part = read_model(folder, config.model_impl, config.runner).of_rank(
         config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel
     )
+    part = part.within(config.max_model_len or part.max_position_embeddings)
     if part.implementation == "transformers":
         from quire.engine.models.general.division.divide import refuse_undividable  # which takes seconds
 

@@ -89,8 +89,20 @@ class ModelConfig:
         numbers = {layer: at for at, group in enumerate(self.cache_groups) for layer in group.layers}
         return tuple(numbers[layer] for layer in range(self.num_layers))
 
+    def refuse_longer(self, max_model_len: int) -> None:
+        """Raise ValueError if the model has fewer positions than that."""
+        if max_model_len > self.max_position_embeddings:
+            raise ValueError(
+                f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
+                f"({self.max_position_embeddings})"
+            )
+
     def within(self, max_model_len: int) -> ModelConfig:
-        """Return the model for so many tokens: windows as long hide none of them, nor are any chosen."""
+        """Return the model for so many tokens: windows as long hide none of them, nor are any chosen.
+
+        Raises ValueError if it has fewer positions.
+        """
+        self.refuse_longer(max_model_len)
         windows = tuple(window if window < max_model_len else 0 for window in self.windows)
         if max_model_len > self.chosen_tokens:
             return replace(self, windows=windows)

@@ -45,17 +45,9 @@ def build_model(
     config: ModelConfig, backend: Backend, weights: Weights, max_model_len: int
 ) -> Decoder | OPT | GPT2:
     """Return the model with parameters not written yet. Raises ValueError if it has fewer positions."""
-    _check_positions(config, max_model_len)
+    config.refuse_longer(max_model_len)
     with torch.no_grad():
         return _MODELS[config.architecture](config, backend, weights, max_model_len)
-
-
-def _check_positions(config: ModelConfig, max_model_len: int) -> None:
-    if max_model_len > config.max_position_embeddings:
-        raise ValueError(
-            f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
-            f"({config.max_position_embeddings})"
-        )
 
 
 def load_model(
@@ -85,7 +77,7 @@ def load_model(
     if config.implementation == "transformers":
         from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
-        _check_positions(config, max_model_len)
+        config.refuse_longer(max_model_len)
         return load_general(
             Path(folder),
             config,

@@ -57,10 +57,11 @@ def make_server(
         return engine
 
     def load_tokenizer() -> Tokenizer:
-        from quire.engine.models.hub import resolve_model
+        from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
         from quire.service.text.tokenizer import Tokenizer
 
-        return Tokenizer.from_folder(resolve_model(config.model), chat_template)
+        folder = resolve_model(config.model, files=TOKENIZER_FILES)  # the engine fetches the weights
+        return Tokenizer.from_folder(folder, chat_template)
 
     server = QuireServer(service, start_engine, load_tokenizer)
     return server

@@ -11,11 +11,14 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from quire.engine import rank, startup
 from quire.engine.client import AsyncEngine
 from quire.engine.config import EngineConfig
 from quire.engine.messages import Output, Request, SamplingParams
@@ -161,11 +164,32 @@ def test_the_ranks_end_with_their_engine(llama: tuple[Path, LlamaForCausalLM]) -
     assert not any(map(is_alive, pids))
 
 
+def test_what_its_config_json_forbids_is_refused_before_processes_and_weights(
+    llama: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Hub's weights are not downloaded either."""
+    asked: list[str] = []
+
+    def download(name: str, *, allow_patterns: list[str], **options: object) -> str:
+        asked.extend(allow_patterns)
+        return str(llama[0])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(startup, "Leader", Mock(side_effect=AssertionError("processes were started")))
+    monkeypatch.setattr(rank, "load_model", Mock(side_effect=AssertionError("weights were read")))
+    too_long = r"--max-model-len \(257\) is more than the model's max_position_embeddings \(256\)"
+    for settings, refused in (
+        ({"tensor_parallel_size": 1, "max_model_len": 257}, too_long),
+        ({"tensor_parallel_size": 2, "max_model_len": 257}, too_long),
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3 .* 4 attention heads.*one of 1, 2, 4"),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            start_engine(config(Path("owner/name"), **settings))
+    assert "*.json" in asked and not any("safetensors" in pattern for pattern in asked)
+
+
 def test_what_cannot_start_says_why(llama: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
-    folder = llama[0]
-    with pytest.raises(ValueError, match=r"--tensor-parallel-size 3 .* 4 attention heads.*one of 1, 2, 4"):
-        start_engine(config(folder, tensor_parallel_size=3))
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes((llama[0] / "config.json").read_bytes())
     with pytest.raises((ValueError, RankLost), match=r"model\.safetensors"):
         start_engine(config(tmp_path))
 
