@@ -114,7 +114,7 @@ class EngineCore:
         try:
             self.add(command)
         except ValueError as refusal:
-            return _refuse(command, refusal)
+            return _refuse(command, str(refusal))
         return []
 
     def _add_compiled(self) -> list[Output]:
@@ -124,7 +124,7 @@ class EngineCore:
             return outputs
         for request, compiled in self.grammars.take(0.0 if self.scheduler.has_work else COMPILE_WAIT):
             if isinstance(compiled, ValueError):
-                outputs += _refuse(request, compiled)
+                outputs += _refuse(request, f"the grammar is refused: {compiled}")
             else:
                 self.scheduler.add(request, compiled)
         return outputs
@@ -263,8 +263,8 @@ class EngineCore:
         )
 
 
-def _refuse(request: Request, refusal: ValueError) -> list[Output]:
+def _refuse(request: Request, refusal: str) -> list[Output]:
     return [
-        Output(request.id, index, [], finish_reason="error", error=str(refusal))
+        Output(request.id, index, [], finish_reason="error", error=refusal)
         for index in range(request.params.n)
     ]

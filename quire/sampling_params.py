@@ -48,16 +48,36 @@ class SamplingParams(messages.SamplingParams, frozen=True, kw_only=True, omit_de
         return messages.SamplingParams(**{name: getattr(self, name) for name in names})
 
 
-def _json(schema: dict[str, Any] | str) -> str:
+def _json(schema: object) -> str:
     if isinstance(schema, str):
         schema = msgspec.json.decode(schema, type=dict[str, Any])
+    if not isinstance(schema, dict):
+        raise TypeError(f"guided_json must be a dict or a string, got {schema!r}")
     return json_grammar(schema)
 
 
-_GRAMMARS: dict[str, Callable[[Any], str]] = {
+def _regex(regex: object) -> str:
+    if not isinstance(regex, str):
+        raise TypeError(f"guided_regex must be a string, got {regex!r}")
+    return regex_grammar(regex)
+
+
+def _choice(choices: object) -> str:
+    """Return the grammar of a list's texts; a text alone would be a list of its letters."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence):
+        raise TypeError(f"guided_choice must be a list of strings, got {choices!r}")
+    other = [choice for choice in choices if not isinstance(choice, str)]
+    if other:
+        raise TypeError(f"guided_choice must be a list of strings, got {other[0]!r} in it")
+    if not choices:
+        raise ValueError("there must be a text to choose")
+    return choice_grammar(list(choices))
+
+
+_GRAMMARS: dict[str, Callable[[object], str]] = {
     "guided_json": _json,
-    "guided_regex": regex_grammar,
-    "guided_choice": lambda choices: choice_grammar(list(choices)),
+    "guided_regex": _regex,
+    "guided_choice": _choice,
 }
 
 

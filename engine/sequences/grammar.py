@@ -43,10 +43,11 @@ class Constraint:
     _finder: MaskFinder
     _mask: Int32
     _search: Search | None = None  # what finds the mask, while it may still do
+    _failure: str | None = None  # of that search
 
     def fork(self) -> Constraint:
         """Return the same place, for another sequence."""
-        return Constraint(self._matcher.deep_copy(), self._finder, self.mask)
+        return Constraint(self._matcher.deep_copy(), self._finder, self.mask, None, self._failure)
 
     def accept(self, token: int) -> None:
         """Go on by `token`; the mask is that of the place before until `find_masks`."""
@@ -56,6 +57,7 @@ class Constraint:
     def settles(self, seconds: float | None) -> bool:
         """Return whether the mask is found once it has taken so long to find; None: wait for it."""
         if self._search is not None and self._search.ends(seconds):
+            self._failure = self._search.failure
             self._search = None
         return self._search is None
 
@@ -69,7 +71,7 @@ class Constraint:
     def error(self) -> str | None:
         """The reason that it cannot go on, waited for likewise; the mask means nothing then."""
         self.settles(None)
-        return _words(self._matcher.get_error()) if self._matcher.is_error() else None
+        return _words(self._matcher.get_error()) if self._matcher.is_error() else self._failure
 
     def mask_without(self, tokens: Iterable[int]) -> Int32:
         """Return the mask less `tokens`, unless nothing is left then."""
@@ -87,13 +89,17 @@ class Search:
         self._begun = time.monotonic()
 
     def ends(self, seconds: float | None) -> bool:
-        """Return whether it ends within so many seconds of its start; None: wait. Raises what it raised."""
+        """Return whether it ends within so many seconds of its start; None: wait."""
         left = None if seconds is None else max(0.0, self._begun + seconds - time.monotonic())
         if not self._found.done():
             wait([self._found], left)
-        if self._found.done():
-            self._found.result()
         return self._found.done()
+
+    @property
+    def failure(self) -> str | None:
+        """What it raised, waited for; a panic of llguidance, too, which is no Exception."""
+        raised = self._found.exception()
+        return None if raised is None else f"{type(raised).__name__}: {raised}"
 
 
 class MaskFinder:

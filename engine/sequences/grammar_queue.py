@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from quire.engine.messages import Request
 from quire.engine.sequences.grammar import Constraint, Grammars
+from quire.engine.threads import one_thread
+
+logger = logging.getLogger("quire.engine")
 
 MAX_KEPT = 64  # grammars of late, for requests to come
+# Compiling recurses as deep as a grammar's rules name each other, and where the stack ends the process does.
+STACK_BYTES = 32 << 20
 
 
 class GrammarQueue:
@@ -19,7 +25,7 @@ class GrammarQueue:
         self._kept: OrderedDict[str, Constraint] = OrderedDict()
         self._waiting: list[Request] = []  # in the order of arrival
         self._compiling: dict[str, Future[Constraint]] = {}  # of each grammar, in the order in which they end
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="quire-grammar")
+        self._worker = one_thread("quire-grammar", STACK_BYTES)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -59,14 +65,12 @@ class GrammarQueue:
             if not future.done():
                 break
             del self._compiling[grammar]
-            try:
-                constraint = future.result()
-            except ValueError as refusal:
-                # Its traceback holds this very frame, and with it the requests.
-                ready[grammar] = refusal.with_traceback(None)
+            error = future.exception()
+            if error is not None:
+                ready[grammar] = _refusal(error)
                 continue
+            constraint = ready[grammar] = future.result()
             self.keep(grammar, constraint)
-            ready[grammar] = constraint
         if not ready:
             return []
         waiting, self._waiting = self._waiting, []
@@ -84,3 +88,11 @@ class GrammarQueue:
         self._kept[grammar] = constraint
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
+
+
+def _refusal(error: BaseException) -> ValueError:
+    """Return what a compilation ended with as the refusal of its requests: nothing else has failed."""
+    if isinstance(error, ValueError):
+        return error.with_traceback(None)  # which holds the frames of the thread
+    logger.error("a grammar could not be compiled", exc_info=error)
+    return ValueError(f"the grammar cannot be compiled: {type(error).__name__}: {error}")

@@ -11,11 +11,14 @@ import msgspec
 import numpy as np
 
 from quire.engine.sequences.grammar import Constraint, Grammars, find_masks, load_vocabulary
+from quire.engine.sequences.grammar_queue import STACK_BYTES
+from quire.engine.threads import one_thread
 from quire.service.text.grammar_errors import in_own_words
 from quire.service.text.worker import Answer, work
 
 MEMORY_BYTES = 8 << 30  # of address space, most of which is never touched
 STEPS = 16  # that a grammar is followed for, by each of two ways
+TRIAL_STACK_BYTES = STACK_BYTES // 4  # so that what passes here does not end the engine
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +62,15 @@ def _prepare(opening: bytes) -> Answer:
     grammars = Grammars(lambda: load_vocabulary(*msgspec.structs.astuple(vocabulary)))
     with contextlib.suppress(ValueError):  # which each grammar is then told
         _ = grammars.vocabulary
-    return lambda question: trial(grammars, msgspec.json.decode(question, type=str), vocabulary.eos_token_ids)
+    thread = one_thread("quire-trial", TRIAL_STACK_BYTES)
+
+    def answer(question: bytes) -> str | None:
+        grammar = msgspec.json.decode(question, type=str)
+        tried = thread.submit(trial, grammars, grammar, vocabulary.eos_token_ids)
+        error = tried.exception()  # a panic of llguidance is no Exception
+        return tried.result() if error is None else f"it cannot be compiled: {type(error).__name__}: {error}"
+
+    return answer
 
 
 if __name__ == "__main__":

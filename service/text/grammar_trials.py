@@ -11,7 +11,7 @@ import msgspec
 from quire.engine.config import EngineInfo
 from quire.service.errors import ApiError, bad_value, worker_lost
 from quire.service.text.frames import encode_frame
-from quire.service.text.worker_pool import OutOfTime, WorkerLost, Workers
+from quire.service.text.worker_pool import OutOfTime, WorkerCrashed, WorkerLost, Workers
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
@@ -84,6 +84,8 @@ class GrammarTrials:
             answer = await self._workers.ask(encode_frame(grammar))
         except OutOfTime:
             return f"it takes longer than {self._seconds:g} seconds to compile"
+        except WorkerCrashed:
+            return "its rules are too deep or too many for what compiling may take of memory: simplify it"
         verdict: str | None = msgspec.json.decode(answer, type=str | None)
         return verdict
 

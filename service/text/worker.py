@@ -26,6 +26,7 @@ def work(prepare: Callable[[bytes], Answer], memory_bytes: int) -> None:
     """
     seconds = float(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a question that crashes it leaves no file
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     opening = read_frame(source)
     if opening is None:

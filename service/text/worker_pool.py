@@ -14,6 +14,7 @@ from quire.service.text.frames import LENGTH, encode_frame
 
 TRIES = 2  # of a question whose process is lost
 START_SECONDS = 60.0  # until a process is ready
+FAULTS = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # a stack that ended; memory that was not there
 END_SECONDS = 5.0  # for a process that has closed its pipes
 ANSWER_SECONDS = 60.0  # on the clock, for an answer: many times the processor time that one may take
 
@@ -24,6 +25,10 @@ class OutOfTime(Exception):
 
 class WorkerLost(Exception):
     """A process was killed, could not start or hung: which says nothing of the question."""
+
+
+class WorkerCrashed(WorkerLost):
+    """A process ended by a fault of its own while it answered, as it does whenever it is asked that."""
 
 
 class Workers:
@@ -50,7 +55,10 @@ class Workers:
             self._idle.append(await self._start())
 
     async def ask(self, question: bytes) -> bytes:
-        """The answer to a frame, as JSON. Raises OutOfTime, WorkerLost, or ValueError for a wrong opening."""
+        """Return the answer to a frame, as JSON.
+
+        Raises OutOfTime, WorkerCrashed, WorkerLost, or ValueError for a wrong opening.
+        """
         task = asyncio.get_running_loop().create_task(self._ask(question))
         self._asked.add(task)
         task.add_done_callback(self._answered)
@@ -67,6 +75,8 @@ class Workers:
                 try:
                     process = self._take() or await self._start()
                     answer = await process.ask(question)
+                except WorkerCrashed:
+                    raise
                 except WorkerLost:
                     self._end_idle()  # what ended one may have ended others, too
                     continue
@@ -125,14 +135,14 @@ class _Process:
         """Until it is ready. Raises WorkerLost, or ValueError with its words."""
         try:
             ready = await self._exchange(opening, START_SECONDS)
-        except OutOfTime:
+        except (OutOfTime, WorkerCrashed):
             raise WorkerLost from None
         error = msgspec.json.decode(ready, type=str | None)
         if error is not None:
             raise ValueError(error)
 
     async def ask(self, question: bytes) -> bytes:
-        """Raises OutOfTime or WorkerLost."""
+        """Raises OutOfTime, WorkerCrashed or WorkerLost."""
         return await self._exchange(question, ANSWER_SECONDS)
 
     async def _exchange(self, frame: bytes, seconds: float) -> bytes:
@@ -146,8 +156,11 @@ class _Process:
             self.kill()
             raise WorkerLost from None
         except (EOFError, OSError, RuntimeError):  # uvloop's, of a pipe that is closed
-            if await self._end() == -signal.SIGPROF:
+            code = await self._end()
+            if code == -signal.SIGPROF:
                 raise OutOfTime from None
+            if code in FAULTS:
+                raise WorkerCrashed from None
             raise WorkerLost from None
         except BaseException:  # a frame that was not read would be the next question's answer
             self.kill()

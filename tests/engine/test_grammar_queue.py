@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from threading import Event
+from unittest.mock import Mock
 
+import pytest
 from llguidance import LLMatcher
 
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.grammar import Constraint, Grammars
 from quire.engine.sequences.grammar_queue import GrammarQueue
-from tests.engine.toy_grammar import COMPILER, VOCABULARY
+from tests.engine.toy_grammar import COMPILER, VOCABULARY, deep_rules
 
 LONG = 60.0  # seconds: what is waited for comes
 FIRST, SECOND, THIRD = (LLMatcher.grammar_from_regex(regex) for regex in ("[ab]{3}", "x[0-9]", "c*"))
 WRONG = LLMatcher.grammar_from_regex("(")
+
+
+class Panic(BaseException):
+    """As llguidance's, which is no Exception."""
 
 
 class Gated(Grammars):
@@ -56,6 +62,29 @@ def test_a_grammar_is_compiled_once_for_all_who_wait_for_it() -> None:
     assert sorted(taken(queue, 30)) == [(i, i % 3 != 2) for i in range(30)]
     assert grammars.compiled == {FIRST: 1, WRONG: 1}
     assert queue.find(FIRST) is not None and queue.find(WRONG) is None and not len(queue)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), MemoryError(), Panic("x")])
+def test_whatever_a_compilation_ends_with_is_a_refusal_of_its_requests_alone(
+    error: BaseException,
+) -> None:
+    grammars = Gated(FIRST)
+    grammars.gates[FIRST] = Mock(**{"wait.side_effect": error})
+    queue = GrammarQueue(grammars)
+    for i, grammar in enumerate([FIRST, SECOND, FIRST]):
+        queue.add(request(i, grammar))
+    got: dict[int, Constraint | ValueError] = {}
+    while len(got) < 3:
+        got |= {each.id: compiled for each, compiled in queue.take(LONG)}
+    assert isinstance(got[1], Constraint)
+    assert all(isinstance(got[i], ValueError) and type(error).__name__ in str(got[i]) for i in (0, 2))
+
+
+def test_a_grammar_is_compiled_that_is_deeper_than_one_that_is_tried_out_may_be() -> None:
+    """Where a stack ends the process does: here it would be this one."""
+    queue = GrammarQueue(Gated())
+    queue.add(request(0, LLMatcher.grammar_from_lark(deep_rules(4000))))
+    assert taken(queue, 1) == [(0, True)]
 
 
 def test_who_waits_for_a_slower_grammar_is_passed_and_all_others_keep_their_order() -> None:

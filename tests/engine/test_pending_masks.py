@@ -86,3 +86,28 @@ def test_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended == [1, 0, 0, 0]
     for key, tokens in got.items():
         assert tokens == expected_tokens(requests[key[0]], key[1], simulation.EOS)
+
+
+def test_a_mask_that_cannot_be_found_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = simulation.make_core(100, 4, 8, 32)
+    constrained = SamplingParams(n=2, max_tokens=8, seed=1, grammar=GRAMMARS[0])
+    core.add(Request(0, [1, 2, 5], constrained))
+    plain = Request(1, [1, 2], SamplingParams(max_tokens=20, seed=2, ignore_eos=True))
+    core.add(plain)
+    ends: list[tuple[int, str | None]] = []
+    tokens: list[int] = []
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("no room for a mask")
+
+    while core.has_work:
+        for output in core.step():
+            if output.finish_reason is not None:
+                ends.append((output.request_id, output.error))
+            if output.request_id == plain.id:
+                tokens += output.tokens
+                monkeypatch.setattr(grammar, "fill_next_token_bitmask_par", fail)  # after the first ones
+        check_scheduler(core.scheduler.state)
+    failed = "the grammar cannot be followed any further: RuntimeError: no room for a mask"
+    assert ends == [(0, failed), (0, failed), (1, None)]
+    assert tokens == expected_tokens(plain, 0, simulation.EOS)

@@ -34,6 +34,12 @@ def tokens_in(mask: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
+def deep_rules(depth: int) -> str:
+    """Return Lark in which so many rules are each the next one."""
+    names = "".join(f"a{i}: a{i + 1}\n" for i in range(depth))
+    return f'start: a0\n{names}a{depth}: "a"'
+
+
 class Reading:
     """A grammar after the tokens so far."""
 

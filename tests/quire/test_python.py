@@ -154,9 +154,16 @@ def test_a_text_may_be_given_its_form(llm: LLM) -> None:
         ({"guided_json": "{"}, "guided_json is nothing that can be followed"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice may not be given together with"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos may not be given with a grammar"),
+        ({"guided_choice": []}, "guided_choice is nothing that can be followed: there must be a text"),
+        ({"guided_choice": "ab"}, "guided_choice must be a list of strings, got 'ab'"),
+        ({"guided_choice": ["a", 1]}, "guided_choice must be a list of strings, got 1 in it"),
+        ({"guided_regex": 5}, "guided_regex must be a string, got 5"),
+        ({"guided_json": 5}, "guided_json must be a dict or a string, got 5"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises((ValueError, TypeError), match=told):
             SamplingParams(**wrong)
+    with pytest.raises(RuntimeError, match=r"the grammar is refused: .*unclosed group"):
+        llm.generate("A", SamplingParams(guided_regex="("))
 
 
 class Bar:

@@ -25,6 +25,7 @@ from quire.service.text.grammar_compiler import trial
 from quire.service.text.grammar_trials import GrammarTrials
 from quire.service.text.structured import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
 from quire.service.text.tokenizer import Tokenizer
+from tests.engine.toy_grammar import deep_rules
 from tests.server_process import serving
 from tests.service import tiny_tokenizers
 from tests.service.asgi import exchange, post
@@ -87,6 +88,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (COMPLETIONS, "guided_json", {"guided_json": {"pattern": "a 1 | b("}}, "a 1 | b("),
     (COMPLETIONS, "guided_json", {"guided_json": {"const": "x" * MAX_SCHEMA_BYTES}}, str(MAX_SCHEMA_BYTES)),
     (COMPLETIONS, "guided_json", {"guided_json": deep(MAX_SCHEMA_DEPTH)}, str(MAX_SCHEMA_DEPTH)),
+    (COMPLETIONS, "structured_outputs", {"structured_outputs": {"grammar": deep_rules(4000)}}, "too deep"),
     (COMPLETIONS, "ignore_eos", {**CHOICE, "ignore_eos": True}, "guided_choice"),
     (COMPLETIONS, "use_beam_search", {**CHOICE, "use_beam_search": True}, "guided_choice"),
     (COMPLETIONS, "response_format", {"response_format": {"type": "json_object"}}, "not supported"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
 
 from quire.service.text.frames import encode_frame
-from quire.service.text.worker_pool import OutOfTime, WorkerLost, Workers
+from quire.service.text.worker_pool import OutOfTime, WorkerCrashed, WorkerLost, Workers
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +83,16 @@ async def test_an_accident_is_tried_again_and_then_told(
     workers = make_workers()
     with pytest.raises(WorkerLost):
         await ask(workers, question)
+    assert await ask(workers, "pid")
+
+
+@pytest.mark.parametrize("fault", [signal.SIGSEGV, signal.SIGABRT])
+async def test_a_question_that_crashes_its_process_is_told_at_once(
+    make_workers: Callable[..., Workers], fault: signal.Signals
+) -> None:
+    workers = make_workers()
+    with pytest.raises(WorkerCrashed):
+        await ask(workers, ["crash", fault])
     assert await ask(workers, "pid")
 
 
