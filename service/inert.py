@@ -41,7 +41,9 @@ class Inert:
         except msgspec.ValidationError as error:
             key = wrong_key(value, self.kind) if isinstance(value, dict) else None
             message = str(error)
-            raise ValueError(message if key is None else f"{key}: {message.partition(' - at ')[0]}") from None
+            if key is not None:
+                raise ValueError(f"{key}: {message.partition(' - at ')[0]}") from None
+            raise ValueError(message) from None
 
     def schema(self) -> dict[str, Any]:
         return {**msgspec.json.schema(self.kind), "description": f"No effect: {self.why}"}

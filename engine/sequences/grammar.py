@@ -27,6 +27,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+# Compiling recurses as deep as a grammar's rules name each other, and where the stack ends the process does.
+STACK_BYTES = 32 << 20
 _WORD = 32  # tokens in a word of a mask
 _MAX_ERROR = 400  # characters
 

@@ -7,14 +7,12 @@ from collections import OrderedDict
 from concurrent.futures import Future, wait
 
 from quire.engine.messages import Request
-from quire.engine.sequences.grammar import Constraint, Grammars
+from quire.engine.sequences.grammar import STACK_BYTES, Constraint, Grammars
 from quire.engine.threads import one_thread
 
 logger = logging.getLogger("quire.engine")
 
 MAX_KEPT = 64  # grammars of late, for requests to come
-# Compiling recurses as deep as a grammar's rules name each other, and where the stack ends the process does.
-STACK_BYTES = 32 << 20
 
 
 class GrammarQueue:

@@ -9,9 +9,19 @@ from typing import Any
 
 from msgspec import inspect
 
+_PLACE = re.compile(r" - at `\$\.?(.*?)`$")
 _STEPS = re.compile(r"([^.\[\]]+)|\[[^\]]*\]")  # a field's name, or an index
 
 _described = cache(inspect.type_info)
+
+
+def allowed(kind: Any, message: str) -> str:
+    """Return the words behind msgspec's about a value of type `kind`; none unless the strings are few."""
+    if not message.startswith("Invalid"):
+        return ""
+    place = _PLACE.search(message)
+    found = alternatives(kind, place.group(1) if place else "")
+    return f"; strings allowed here: {', '.join(map(repr, found))}" if found else ""
 
 
 def alternatives(kind: Any, path: str) -> list[str]:

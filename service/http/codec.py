@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from quire.engine.errors import FieldError
 from quire.service.errors import ERROR_HEADER, ApiError, bad_value, refused
-from quire.service.http.alternatives import alternatives
+from quire.service.http.alternatives import allowed
 from quire.service.http.dialects import dialect_of
 from quire.service.http.tidying import tidy
 from quire.service.json_fields import MAX_PROMPT_TOKENS
@@ -135,7 +135,5 @@ def _bad_field(error: msgspec.ValidationError, kind: Any, body: Any) -> ApiError
         if key is not None:
             return bad_value(f"{field}.{key}", f"{field}.{key}: {_ENTRY.sub('', message)}")
     if path:
-        allowed = alternatives(kind, path) if message.startswith("Invalid") else []
-        hint = f"; strings allowed here: {', '.join(map(repr, allowed))}" if allowed else ""
-        return bad_value(path, f"{path}: {message}{hint}")
+        return bad_value(path, f"{path}: {message}{allowed(kind, message)}")
     return bad_value(None, message)

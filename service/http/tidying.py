@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import inspect
 
 from quire.service.errors import bad_value
-from quire.service.http.alternatives import members
+from quire.service.http.alternatives import allowed, members
 from quire.service.inert import Inert, is_empty, rows_of
 
 MAX_IGNORED = 64  # names that are remembered of one body
@@ -103,8 +103,9 @@ def _tidied(value: Any, place: _Place, path: str, ignored: dict[str, None], igno
             try:
                 row.check(inner)
             except ValueError as error:
-                says = f"{where}: {error}" if isinstance(row, Inert) else f"{where} is not supported: {error}"
-                code = "invalid_value" if isinstance(row, Inert) else "unsupported_field"
+                says, code = f"{where} is not supported: {error}", "unsupported_field"
+                if isinstance(row, Inert):
+                    says, code = f"{where}: {error}{allowed(row.kind, str(error))}", "invalid_value"
                 raise bad_value(where, says, code) from None
             if not is_empty(inner):
                 _note(ignored, where)

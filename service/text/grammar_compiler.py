@@ -10,8 +10,7 @@ import contextlib
 import msgspec
 import numpy as np
 
-from quire.engine.sequences.grammar import Constraint, Grammars, find_masks, load_vocabulary
-from quire.engine.sequences.grammar_queue import STACK_BYTES
+from quire.engine.sequences.grammar import STACK_BYTES, Constraint, Grammars, find_masks, load_vocabulary
 from quire.engine.threads import one_thread
 from quire.service.text.grammar_errors import in_own_words
 from quire.service.text.worker import Answer, work

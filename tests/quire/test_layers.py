@@ -153,7 +153,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         *("models.float8", "models.generation_config", "models.hub"),
         *("models.json_fields", "models.pooling", "models.rope_config", "models.tokenizer_json"),
         *("registry.bounded_socket", "registry.deployment", "registry.prompt_hasher", "registry.redis"),
-        *("sequences.grammar", "urls"),
+        *("sequences.grammar", "threads", "urls"),
     )
 }
 

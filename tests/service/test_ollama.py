@@ -191,7 +191,13 @@ async def test_version(service: Service) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"options": {"num_predict": 0}}, "num_predict"),
-    ("/api/chat", {"options": {"mirostat": 2}}, "mirostat"),
+    ("/api/chat", {"options": {"mirostat": 2}}, "mirostat is not supported: leave it out, or give 0, which"),
+    ("/api/chat", {"options": {"tfs_z": 0.5}}, "tfs_z is not supported: leave it out, or give 1, which"),
+    (
+        "/api/chat",
+        {"options": {"typical_p": 0}},
+        "typical_p is not supported: leave it out, or give 1, which",
+    ),
     ("/api/chat", {"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n"),
     ("/api/chat", {"options": {"presence_penalty": 1, "repeat_last_n": 0}}, "last_n .* presence_penalty"),
     ("/api/chat", {"options": {"frequency_penalty": 1, "repeat_last_n": 64}}, "last_n .* frequency_penalty"),

@@ -174,6 +174,12 @@ UNKNOWN = ("beam_width", "num_beams", "tenant", "cumulative_logprob", "Temperatu
             CHAT | {"tool_choice": "some"},
             "tool_choice: ... 'auto', 'none', 'required'",
         ),
+        (
+            "/v1/chat/completions",
+            CHAT | {"service_tier": "best"},
+            "service_tier: ... 'auto', 'default', 'flex', 'priority', 'scale'",
+        ),
+        ("/v1/chat/completions", CHAT | {"modalities": ["text", "audio"]}, "modalities: ... 'text'"),
     ],
 )
 async def test_which_values_there_are(service: Service, path: str, body: Any, expected: str) -> None:

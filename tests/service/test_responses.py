@@ -240,6 +240,7 @@ async def test_bad_values_are_named(service: Service, name: str, value: Any) -> 
     assert reply.status == 400
     assert reply.error["param"].split(".")[0].split("[")[0] == name
     assert name in reply.error["message"]
+    assert "Invalid enum" not in reply.error["message"] or "strings allowed here" in reply.error["message"]
     assert not service.engine.streams
 
 

@@ -20,12 +20,14 @@ _FORMAT = '"json": a JSON object; a schema: JSON that it allows'
 _THINK = "Whether the model is asked to think, where its chat template can ask for that"
 _LAST_N = "-1: penalties are of the whole text, so with one of them it may be left out or -1"
 _NOT_SAMPLED = "Without effect here: nothing is sampled"
-_NEUTRAL = "Only the value that is without effect"
+_ONLY = "Not supported: only the value that is without effect"
+_NEUTRAL: dict[str, float] = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}  # of what is not supported
 
 Count = Annotated[int, Meta(ge=-1, le=1 << 31, description=_INERT)]
 CallIndex = Annotated[int, Meta(ge=0, le=1 << 16, description=_INERT)]
 Label = Annotated[str, Meta(max_length=256)]
-One = Annotated[float, Meta(ge=1, le=1, description=_NEUTRAL)]
+One = Annotated[float, Meta(description=_ONLY, extra_json_schema={"enum": [1]})]
+Zero = Annotated[float, Meta(description=_ONLY, extra_json_schema={"enum": [0]})]
 KeepAlive = Annotated[float | Label, Meta(description="Without effect here: the model stays loaded")]
 
 
@@ -60,7 +62,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
     tfs_z: One | None = None
     typical_p: One | None = None
-    mirostat: Annotated[int, Meta(ge=0, le=0, description=_NEUTRAL)] | None = None
+    mirostat: Zero | None = None
     mirostat_tau: Annotated[float, Meta(description=_INERT)] | None = None
     mirostat_eta: Annotated[float, Meta(description=_INERT)] | None = None
     penalize_newline: Annotated[bool, Meta(description=_INERT)] | None = None
@@ -82,6 +84,11 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.num_predict == 0:
             raise FieldError("num_predict", "num_predict must be at least 1, or -1 for as many as fit, got 0")
+        for name, neutral in _NEUTRAL.items():
+            if getattr(self, name) not in (None, neutral):
+                raise FieldError(
+                    name, f"{name} is not supported: leave it out, or give {neutral}, which is without effect"
+                )
         if self.repeat_last_n in (None, -1):
             return
         for name, neutral in (("repeat_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)):

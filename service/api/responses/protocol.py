@@ -188,7 +188,13 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     background: (
         Annotated[bool, Meta(description="Only false: a response is generated while one waits")] | None
     ) = None
-    truncation: Annotated[Literal["disabled"], Meta(description=_INERT)] | None = None
+    truncation: (
+        Annotated[
+            str,
+            Meta(description="No input is shortened", extra_json_schema={"enum": ["disabled"]}),
+        ]
+        | None
+    ) = None
     service_tier: (
         Annotated[Literal["auto", "default", "flex", "scale", "priority"], Meta(description=_INERT)] | None
     ) = None
@@ -199,6 +205,10 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
         if self.background:
             raise FieldError(
                 "background", "background must be false: a response is generated while one waits"
+            )
+        if self.truncation not in (None, "disabled"):
+            raise FieldError(
+                "truncation", "truncation must be disabled: an input that is too long is refused"
             )
         functions = self.functions
         check_tools(functions or None, self.tool_choice)
