@@ -13,6 +13,7 @@ from pathlib import Path
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _DRIVERS = {"13": 580, "12": 525, "11": 450}  # the least for a release of CUDA
+_REDIS_SECONDS = 3.0
 _LEAST_DISK = 5 << 30  # bytes, for a small model
 
 
@@ -114,13 +115,12 @@ def _look_at_port(host: str, port: int) -> Finding:
 
 
 def _look_at_redis(url: str) -> Finding:
-    import redis
+    from quire.engine.registry.redis import FAILURES, client_of
 
     try:
-        client = redis.Redis.from_url(url, socket_connect_timeout=3, socket_timeout=3)
-        client.ping()
-        client.close()
-    except (redis.RedisError, ValueError, OSError) as error:
+        with client_of(url, _REDIS_SECONDS) as client:
+            client.ping()
+    except FAILURES as error:
         why = str(error).rstrip(".")
         advice = f"A server starts, but routers do not learn of it: see to --redis-url ({why})."
         return Finding("Redis", "no answer", advice)

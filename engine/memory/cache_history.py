@@ -62,7 +62,7 @@ class CacheHistory:
         if found >= len(prefixes):
             return Miss("partial_block", token)
         prefix = prefixes[found]
-        evicted = self._evicted.get(prefix.digest) or self._evicted_before.get(prefix.digest)
+        evicted = self._evicted.get(prefix.digest, self._evicted_before.get(prefix.digest))
         if evicted is not None:
             return Miss("evicted", token, seconds=max(0.0, self.clock() - evicted))
         if self._is_salted_otherwise(prefix, owner):

@@ -187,15 +187,7 @@ class Registry:
             *("url", replica, "parity", parity, "deployment", msgspec.json.encode(deployment)),
             *("windows", int(has_windows)),
         )
-        # From a URL, so that user, password, database and TLS settings can stand in it.
-        self._client: redis.Redis = redis.Redis.from_url(
-            config.redis_url,
-            socket_timeout=TIMEOUT,
-            socket_connect_timeout=TIMEOUT,
-            retry=Retry(NoBackoff(), 0),
-            redis_connect_func=_connected,
-            protocol=2,
-        )
+        self._client = client_of(config.redis_url, TIMEOUT)
 
     def publish(
         self,
@@ -238,6 +230,22 @@ class Registry:
     def disconnect(self) -> None:
         """The next call begins with a new connection."""
         self._client.close()
+
+
+def client_of(url: str, seconds: float) -> redis.Redis:
+    """Return a client that connects, and gets each answer as a whole, within so many seconds, or fails.
+
+    From a URL, so that user, password, database and TLS settings can stand in it. Raises ValueError.
+    """
+    client: redis.Redis = redis.Redis.from_url(
+        url,
+        socket_timeout=seconds,
+        socket_connect_timeout=seconds,
+        retry=Retry(NoBackoff(), 0),
+        redis_connect_func=_connected,
+        protocol=2,
+    )
+    return client
 
 
 def _connected(connection: Any) -> None:

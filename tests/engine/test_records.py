@@ -8,8 +8,10 @@ import pytest
 
 from quire.engine.config import PreemptionMode
 from quire.engine.core import EngineCore
+from quire.engine.hashing import Prefix
+from quire.engine.memory.cache_history import CacheHistory
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.records import RequestRecord
+from quire.engine.records import Miss, RequestRecord
 from quire.engine.sequences.timeline import MAX_SPANS, Timeline
 from tests.engine.simulation import make_core
 from tests.engine.toy_grammar import GRAMMARS
@@ -162,6 +164,14 @@ def test_what_was_evicted_is_told_with_its_time() -> None:
         run(core, request(number, filler(number)))
     miss = run(core, request(3, first))[3].miss
     assert miss is not None and miss.kind == "evicted" and miss.seconds and miss.seconds > 1
+
+
+def test_what_was_evicted_at_the_clock_s_zero_was_evicted() -> None:
+    history = CacheHistory(64)
+    history.clock = lambda: 0.0
+    prefix = Prefix(Prefix(None, "", 1), b"abcd", 2)
+    history.changed(prefix, cached=False)
+    assert history.explain([prefix], 0, BLOCK, "") == Miss("evicted", 0, seconds=0.0)
 
 
 def salted(number: int, salt: str, owner: str) -> Request:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import socket
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -120,6 +123,25 @@ def test_a_registry_that_is_away_keeps_no_server_from_starting(capsys: pytest.Ca
     told = r"A server starts, but routers .*: see to --redis-url \(.*[^.]\)\.$"
     assert re.search(told, text, re.MULTILINE)
     assert "verdict    it runs here. Type: quire serve --num-gpu-blocks-override 300 --redis-url" in text
+
+
+def test_a_registry_that_answers_a_byte_at_a_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.machine._REDIS_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                while connection.recv(1 << 16):
+                    for at in range(7):
+                        time.sleep(0.1)
+                        connection.sendall(b"+PONG\r\n"[at : at + 1])
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        *_, found = look("cpu", "127.0.0.1", 0, f"redis://127.0.0.1:{server.getsockname()[1]}")
+        dripping.join()
+    assert found.words == "no answer" and "Timeout" in found.advice
 
 
 def test_without_a_gpu_the_command_asks_for_none(
