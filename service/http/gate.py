@@ -38,7 +38,7 @@ _BEGINNINGS = frozenset({"http.response.start", "websocket.http.response.start",
 
 
 def note_ignored(scope: Scope, names: Iterable[str]) -> None:
-    """Have the answer name the fields of the request that had no effect: its header, or its last frame."""
+    """Have the answer name the fields of the request that had no effect: its header, or a frame."""
     scope["state"]["ignored"] = [*scope["state"].get("ignored", ()), *names]
 
 

@@ -276,6 +276,21 @@ REFUSED: list[tuple[Any, int, str, str | None]] = [
 ]
 
 
+async def test_the_first_event_names_the_fields_without_effect(make_service: Callable[..., Service]) -> None:
+    """Those that the header of the same answer names over HTTP."""
+    service = make_service(unknown_fields="ignore")
+    fields: dict[str, Any] = {"user": "me", "nonsense": 1, "max_tool_calls": 3, "truncation": "disabled"}
+    reply = await post(service.app, "/v1/responses", {"input": "a", "max_output_tokens": 1, **fields})
+    socket = Socket(service.app).start()
+    socket.create("a", max_output_tokens=1, **fields)
+    socket.create("b", max_output_tokens=1)
+    await socket.until_type("response.incomplete", 2)
+    told = [event.get("ignored") for event in socket.events if event["type"] == "response.created"]
+    assert told == [reply.headers["x-quire-ignored"].split(", "), None] and told[0]
+    assert sum("ignored" in event for event in socket.events) == 1
+    socket.leave()
+
+
 async def test_refusals_leave_the_socket_open(service: Service) -> None:
     socket = Socket(service.app).start()
     for count, (message, status, code, param) in enumerate(REFUSED, 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -24,9 +24,15 @@ _OpenItem = OpenMessage | OpenReasoning | OpenCall
 class ResponseEvents:
     """Numbers from 0. `start` comes first, then `update` as often as one likes, then one of the ends."""
 
-    def __init__(self, response: ModelResponse, stream_id: str | None = None) -> None:
-        """Each event names its response, and the `stream_id` if there is one."""
+    def __init__(
+        self, response: ModelResponse, stream_id: str | None = None, ignored: Sequence[str] = ()
+    ) -> None:
+        """Each event names its response, and the `stream_id` if there is one.
+
+        ignored: fields of the request without effect, which the first event names where no header can.
+        """
         self._response = response
+        self._ignored = list(dict.fromkeys(ignored))
         names = {"response_id": response.id}
         if stream_id is not None:
             names["stream_id"] = stream_id
@@ -35,8 +41,10 @@ class ResponseEvents:
         self._logprobs: list[TokenLogprobs] = []  # of tokens whose text is still to be told of
 
     def start(self) -> list[Event]:
+        ignored = {"ignored": self._ignored} if self._ignored else {}
+        created = self._response.snapshot("in_progress")
         return [
-            self._about("response.created", "in_progress"),
+            self._writer.event("response.created", response=created, **ignored),
             self._about("response.in_progress", "in_progress"),
         ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.types import Receive, Scope, Send
 
@@ -14,6 +16,7 @@ from quire.service.api.sockets.failures import Cancelled
 from quire.service.api.sockets.session import MAX_ANSWERS, SocketSession, accept, own_connection
 from quire.service.errors import ApiError
 from quire.service.http.codec import read
+from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
 
 _decoder = msgspec.json.Decoder(ClientEvent)
@@ -51,24 +54,24 @@ class _Talk:
 
     def _obey(self, text: str) -> None:
         try:
-            event = read(text, _decoder, ignore_unknown=self._scope["state"]["ignore_unknown"]).body
+            found = read(text, _decoder, ignore_unknown=self._scope["state"]["ignore_unknown"])
         except ApiError as error:
             self._refuse(error, **head_of(text).names)
             return
-        if isinstance(event, ResponseCreate):
-            self._create(event)
+        if isinstance(found.body, ResponseCreate):
+            self._create(found.body, found.ignored)
         else:
-            self._cancel(event)
+            self._cancel(found.body)
 
-    def _create(self, body: ResponseCreate) -> None:
+    def _create(self, body: ResponseCreate, ignored: Sequence[str]) -> None:
         if self._session.full:
             message = f"{MAX_ANSWERS} responses run on this WebSocket already: wait until one has ended"
             refusal = ApiError(429, message, code="too_many_responses")
             self._refuse(refusal, stream_id=body.stream_id)
             return
-        response = SocketResponse(
-            self._state, own_connection(self._scope), body, self._conversations, self._session.put
-        )
+        connection = own_connection(self._scope)
+        note_ignored(connection.scope, ignored)
+        response = SocketResponse(self._state, connection, body, self._conversations, self._session.put)
         before = [
             task
             for other, task in self._session.answers.items()

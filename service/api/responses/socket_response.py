@@ -77,7 +77,8 @@ class SocketResponse(Interruptible):
         previous = self._body.previous_response_id
         history = History() if previous is None else await self._history(previous)
         self._response = await begin(self._state, self._connection, self._body, history)
-        self._events = ResponseEvents(self._response, self.stream_id)
+        ignored = self._connection.scope["state"].get("ignored", ())
+        self._events = ResponseEvents(self._response, self.stream_id, ignored)
         self._due = self._events.start()
         self._on_news(self)
         await self._response.generation.complete(lambda _: self._on_news(self))

@@ -113,6 +113,7 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
     sequence_number: Annotated[int, Meta(ge=0, description=_SEQUENCE)]
     response_id: str
     stream_id: str | UnsetType = UNSET
+    ignored: Annotated[list[str], Meta(description=f"{_IGNORED}; of response.created")] | UnsetType = UNSET
 
 
 class ResponseRefusal(msgspec.Struct, kw_only=True):
