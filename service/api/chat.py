@@ -161,7 +161,7 @@ async def generate(
         answer = body.form() if tools is None else tools.form()
         if reasoning is None or (answer is not None and answer.field in UNWRAPPED):
             return answer
-        return reasoning.form(answer, body.thinking_token_budget)
+        return reasoning.form(answer, body.thinking_token_budget, may_call=tools is not None)
 
     grammar = await checked_grammar(state, form)
     params = sampling_params(body, budget, top, grammar, info)

@@ -384,6 +384,27 @@ async def test_calls_or_a_document_follow_thinking(
 
 
 @pytest.mark.anyio
+async def test_a_budget_of_thinking_leaves_harmonys_calls(thinker: Callable[..., Service]) -> None:
+    service = thinker("x", HARMONY, marker=True)
+    tokenizer = service.state.tokenizer
+    assert tokenizer is not None
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    earlier = "to=functions.f<|channel|>commentary json<|message|>{}"  # as the template shows earlier ones
+    for more, may_call in (
+        ({}, False),
+        ({"tools": tools}, True),
+        ({"tools": tools, "tool_choice": "none"}, False),
+    ):
+        body = {"messages": HELLO, "thinking_token_budget": 3, **more}
+        assert (await post(service.app, CHAT, body)).status == 200
+        grammar = service.engine.streams[-1].params.grammar
+        assert accepts_grammar(tokenizer, grammar, "<|channel|>final<|message|>any")
+        for call in (f"{CALL_HEAD}{{}}", f" {earlier}"):
+            assert accepts_grammar(tokenizer, grammar, call) is may_call, call
+        assert not accepts_grammar(tokenizer, grammar, "<|channel|>analysis<|message|>####")
+
+
+@pytest.mark.anyio
 async def test_a_document_after_thinking_is_content(thinker: Callable[..., Service]) -> None:
     said = json.dumps({"answer": hermes("f", "{}")})
     service = thinker(f"so</think>\n\n{said}", tool_templates.HERMES + "<think>\n")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _TAIL = 64  # tokens of a prompt, in which its template may begin or end the thinking
 _BUDGET = "thinking_token_budget"
 _TEXT = r"TEXT: /(.|\n)*/"
+# Heads of Harmony's messages: of an answer, and of that or one that may be a call, whose rest is free.
+_FINAL = '<|channel|> "final" <|message|> '
+_FINAL_OR_CALL = '(<|channel|> "final" <|message|> | (" to=" /[^<]+/)? <|channel|> "commentary") '
 
 
 @dataclass(frozen=True)
@@ -60,20 +63,25 @@ class Reasoning:
         inside = begun > ended[0] and (continues or not _said_after(tail, begun, form))
         return cls(form, inside, tokenizer, shown)
 
-    def form(self, answer: Form | None, budget: int | None) -> Form | None:
-        """Return the grammar of a text whose answer is of this form, after thinking. Raises FieldError."""
+    def form(self, answer: Form | None, budget: int | None, *, may_call: bool = False) -> Form | None:
+        """Return the grammar of a text whose answer is of this form, after thinking. Raises FieldError.
+
+        may_call: an answer of no form may be calls.
+        """
         if answer is None and budget is None:
             return None
         field = _BUDGET if answer is None else answer.field
-        rules = self._rules(budget, calls=field == "tools")
+        head = _FINAL
+        if field == "tools":  # each answer has a channel of its own making
+            head = ""
+        elif answer is None and may_call:
+            head = _FINAL_OR_CALL
+        rules = _harmony_rules(budget, head) if self.format is HARMONY else self._rules(budget)
         parts = _parts("start: <[*]>*" if answer is None else answer.grammar)
         parts[0]["name"] = "answer"
         return Form(field, json.dumps({"grammars": [*_parts(rules), *parts]}))
 
-    def _rules(self, budget: int | None, *, calls: bool) -> str:
-        """calls: the answer is on a channel of its own making."""
-        if self.format is HARMONY:
-            return _harmony_rules(budget, "" if calls else '<|channel|> "final" <|message|> ')
+    def _rules(self, budget: int | None) -> str:
         end = next((each for each in self.format.ends if self.tokenizer.added_token(each) is not None), None)
         if end is not None:  # a token of its own cannot be part of a text
             limit = "" if budget is None else f"[max_tokens={budget}]"
