@@ -104,7 +104,7 @@ class Capacity:
         return tokens
 
     def room(self, prompt: int, n: int) -> int:
-        """Most new tokens that each of n sequences can have after a prompt of so many; below 1: not even one.
+        """Return the most new tokens of each of n sequences after a prompt of so many; below 1: not even one.
 
         It depends on nothing that runs: all of them fit at once when the cache is empty.
         """
@@ -116,7 +116,7 @@ class Capacity:
         return min(own, self.max_model_len) - prompt
 
     def _blocks_needed(self, prompt: int, max_tokens: int, n: int) -> int:
-        """Most blocks that n sequences hold when only the prompt's full blocks are shared (section 4.4)."""
+        """Return the most blocks of n sequences if only a prompt's full ones are shared (section 4.4)."""
         shared = prompt // self.block_size
         tokens = prompt + max_tokens - 1
         full = shared + n * (-(-tokens // self.block_size) - shared)

@@ -143,7 +143,7 @@ class AsyncEngine:
             del self._answers[ticket]
 
     def drain(self) -> None:
-        """No more requests are going to come; those that run go on."""
+        """Tell the engine that no more requests are going to come; those that run go on."""
         if self.state == "ready":
             self._send(Drain())
 
@@ -159,7 +159,7 @@ class AsyncEngine:
         return bool(self._streams) or self._unanswered
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
-        """The newest start-up event, and those that follow, until the engine is ready or dead."""
+        """Yield the newest start-up event, and those that follow, until the engine is ready or dead."""
         seen = max(0, len(self.progress) - 1)
         while True:
             while seen < len(self.progress):

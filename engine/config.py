@@ -164,7 +164,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_request_tokens(self) -> int:
-        """Longest prompt + output that one sequence can hold: the model's limit or the whole KV cache."""
+        """Return the longest prompt + output of one sequence: the model's limit or the whole KV cache."""
         if self.group_windows:
             return 1 + self.capacity.room(1, 1)
         return min(self.max_model_len, (self.num_blocks - self.num_pinned_blocks) * self.block_size)

@@ -86,7 +86,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(frame: StartFrame | RankStart | Command | EngineFrame) -> bytes:
-    """The frame's bytes with their length before them."""
+    """Return the frame's bytes with their length before them."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)
@@ -101,7 +101,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def read(self, *, wait: bool, seconds: float | None = None) -> list[bytes]:
-        """All whole frames that are there; with `wait`, at least one, unless `seconds` pass without any.
+        """Read all whole frames that are there; with `wait`, at least one, unless `seconds` pass without any.
 
         EOFError: the peer is gone.
         """

@@ -53,7 +53,7 @@ class Prefix(msgspec.Struct, eq=False, gc=False):
 
     @property
     def previous(self) -> Prefix | None:
-        """The block before, across the place where a tenant's salt comes in."""
+        """Return the block before, across the place where a tenant's salt comes in."""
         before = self.before
         if before is not None and isinstance(before.content, str):
             before = before.before

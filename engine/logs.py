@@ -71,7 +71,7 @@ def _name(record: logging.LogRecord) -> str:
 
 
 def trace_of(record: logging.LogRecord) -> list[str]:
-    """The lines that an exception came through, and what it is.
+    """Return the lines that an exception came through, and what it is.
 
     Its words are left out where they may quote what a client sent.
     """

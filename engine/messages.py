@@ -56,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences that run at once: all beams, or the n samples."""
+        """Return how many sequences run at once: all beams, or the n samples."""
         return self.beam_width or self.n
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     @property
     def max_new_tokens(self) -> int:
-        """Most tokens that come behind the prompt."""
+        """Return the most tokens that come behind the prompt."""
         return self.params.max_tokens if self.pooling is None else 0
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ def start_engine(
 def start_with_graphs(
     config: EngineConfig, on_progress: Callable[[Progress], None] = lambda _: None
 ) -> tuple[EngineCore, EngineInfo]:
-    """As `start_engine`, and capture all CUDA graphs, so that no step is slower than later ones."""
+    """Start as `start_engine` does, and capture all CUDA graphs: no step is slower than later ones."""
     report = Reporter(on_progress, time.monotonic())
     core, info = _start(config, report)
     capture_all(core, report.phase("graphs", "graphs"))

@@ -32,7 +32,7 @@ def _is_http_url(url: str) -> bool:
 
 
 def split_address(flag: str, address: str) -> tuple[str, int]:
-    """Host and port. Raises ValueError."""
+    """Return host and port. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or set(host) & set("/@[]: ") or not (port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"{flag} must be name:port, got {address!r}")

@@ -27,22 +27,22 @@ class Gpu:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels run there; elsewhere torch computes everything."""
+        """Return whether kernels run there; elsewhere torch computes everything."""
         return self.capability >= FIRST_CAPABILITY
 
     @property
     def has_e4m3(self) -> bool:
-        """Whether Triton has fp8 numbers of four bits of exponent: from Ada on."""
+        """Return whether Triton has fp8 numbers of four bits of exponent: from Ada on."""
         return self.capability >= (8, 9)
 
     @property
     def has_dependent_launch(self) -> bool:
-        """Whether a kernel may begin before the one ahead has ended: from Hopper on."""
+        """Return whether a kernel may begin before the one ahead has ended: from Hopper on."""
         return self.capability >= (9, 0)
 
     @property
     def has_warpgroup_products(self) -> bool:
-        """Whether four warps multiply together (wgmma): Hopper's only, Blackwell has others instead."""
+        """Return whether four warps multiply together (wgmma): Hopper's only; Blackwell has others."""
         return self.capability[0] == 9
 
     @property

@@ -32,7 +32,7 @@ class LayerShape:
 
     @property
     def group(self) -> int:
-        """Query heads that a kv head serves."""
+        """Return how many query heads a kv head serves."""
         return self.num_heads // self.cache.heads
 
 
@@ -61,5 +61,5 @@ class StepShape:
 
     @property
     def wanted(self) -> int:
-        """Tokens that the layer computes past its attention."""
+        """Return how many tokens the layer computes past its attention."""
         return self.tokens if self.newest is None else self.newest

@@ -52,7 +52,7 @@ class AsyncLLM(Configured):
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine has, once it is ready."""
+        """Return what the engine has, once it is ready."""
         if self._engine.info is None:
             raise RuntimeError("this AsyncLLM has not been started: use `async with`, or await its start()")
         return self._engine.info

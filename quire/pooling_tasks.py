@@ -61,7 +61,10 @@ def classification_task(
 def scoring_task(
     info: EngineInfo, tokenizer: Tokenizer, text_1: str | Sequence[str], text_2: str | Sequence[str]
 ) -> PoolingTask[ScoringRequestOutput]:
-    """By the head of a model that has one for that, or by the cosine of embeddings. Raises ValueError."""
+    """Score by the head of a model that has one for that, or by the cosine of embeddings.
+
+    Raises ValueError.
+    """
     params, pairs = scoring_params(info), text_pairs(text_1, text_2)
     if pooling_of(info).labels:
         tokens_of_pairs = pair_tokens(tokenizer, pairs)

@@ -84,7 +84,7 @@ class QueueLimits:
         return ApiError(429, f"the queue is full: {why}", code="queue_full", retry_after=self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until, at the rate of late, half of the line will have started; 1 to 60."""
+        """Return the seconds until, at the rate of late, half of the line will have started; 1 to 60."""
         if len(self._starts) < 2:
             return _UNKNOWN_RETRY_SECONDS
         rate = (len(self._starts) - 1) / max(self._clock() - self._starts[0], 1e-3)

@@ -108,7 +108,10 @@ class ServiceConfig:
 
     @property
     def allowed_hosts(self) -> frozenset[str] | None:
-        """Host names that a browser may have used; None: any. Guards a keyless server from DNS rebinding."""
+        """Return the host names that a browser may have used; None: any.
+
+        Guards a keyless server from DNS rebinding.
+        """
         if self.asks_for_keys or self.host in ("0.0.0.0", "::"):
             return None
         return LOOPBACK | {self.host.lower()}

@@ -81,7 +81,7 @@ Row = Inert | Refused
 
 
 def is_empty(value: Any) -> bool:
-    """Whether it says nothing, as if it were left out."""
+    """Return whether it says nothing, as if it were left out."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 

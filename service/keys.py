@@ -47,7 +47,7 @@ class KeyRing:
         self._keys = self._read()
 
     def find(self, key: bytes) -> Key | None:
-        """All are compared each time, in constant time."""
+        """Return the key that was given; all are compared each time, in constant time."""
         digest = _digest(key)
         found = [known for known in self._keys if hmac.compare_digest(digest, known.digest)]
         return found[0] if found else None
@@ -69,7 +69,7 @@ class KeyRing:
 
 
 def clean_key(text: str, source: str) -> str:
-    """The key without the white space around it. Raises ValueError that names `source`."""
+    """Return the key without the white space around it. Raises ValueError that names `source`."""
     key = text.strip()
     if not key:
         raise ValueError(f"{source} is empty: a key is at least one character")
@@ -85,7 +85,7 @@ def clean_key(text: str, source: str) -> str:
 
 
 def _read_file(path: Path) -> list[tuple[str | None, str]]:
-    """A key a line, `name:key` or only the key; empty lines and those that begin with # say nothing."""
+    """Read a key a line, `name:key` or only the key; empty lines and those that begin with # say nothing."""
     try:
         data = path.read_bytes()
         if len(data) > _MOST_FILE_BYTES:

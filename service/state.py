@@ -112,7 +112,7 @@ class ServerState:
         return engine, tokenizer, info
 
     def generating(self) -> tuple[Engine, Tokenizer, EngineInfo]:
-        """As `serving`. Raises ApiError 400 if the model gives no text."""
+        """Return as `serving` does. Raises ApiError 400 if the model gives no text."""
         engine, tokenizer, info = self.serving()
         if info.pooling is not None:
             name, scores = self.config.served_model_names[0], info.pooling.labels > 0
@@ -166,7 +166,7 @@ class ServerState:
     async def encode(
         self, text: str, param: str, *, add_special_tokens: bool, limit: int | None = None
     ) -> list[int]:
-        """As `encode_all`, of one text."""
+        """Encode as `encode_all` does, of one text."""
         (tokens,) = await self.encode_all([text], param, add_special_tokens=add_special_tokens, limit=limit)
         return tokens
 
@@ -215,7 +215,7 @@ class ServerState:
 
 
 def _portions(items: list[T], sizes: list[int]) -> Iterator[list[T]]:
-    """In order, some; each has _PORTION together at most, or is a single one that is larger."""
+    """Yield some, in order; each has _PORTION together at most, or is a single one that is larger."""
     portion: list[T] = []
     room = _PORTION
     for item, size in zip(items, sizes, strict=True):

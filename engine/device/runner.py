@@ -98,17 +98,17 @@ class ModelRunner:
 
     @property
     def mixed_sizes(self) -> list[int]:
-        """Token counts of the mixed steps that are worth a graph."""
+        """Return the token counts of the mixed steps that are worth a graph."""
         return mixed_sizes(self.limits.max_num_batched_tokens, self.model.config.layer_weights)
 
     @property
     def attends_to_latents(self) -> bool:
-        """Whether there are layers that may attend to latents by keys and values of each head."""
+        """Return whether there are layers that may attend to latents by keys and values of each head."""
         return any(each.latent and each.plain for each in self.model.config.attention)
 
     @property
     def graphs_may_choose(self) -> bool:
-        """Whether the model has indexers, and kernels choose tokens for all of them."""
+        """Return whether the model has indexers, and kernels choose tokens for all of them."""
         return self.model.config.chosen_tokens > 0 and getattr(self.model, "knows_indexers", False)
 
     def _step_graphs(self) -> StepGraphs:
@@ -147,7 +147,7 @@ class ModelRunner:
 
     @property
     def graphs_left(self) -> int:
-        """Number of step sizes that still run without a graph of theirs."""
+        """Return how many step sizes still run without a graph of theirs."""
         return 0 if self.captures is None else len(self.captures)
 
     def capture(self, *, missed: bool = False) -> None:

@@ -73,7 +73,7 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the buffers take."""
+        """Return how many bytes the buffers take."""
         return sum(buffer.nbytes for buffer in self._host)
 
     def upload(self, arrays: Sequence[Int32]) -> list[Tensor]:

@@ -54,7 +54,7 @@ class StepBatches:
 
     @property
     def blocks_of_row(self) -> int:
-        """Entries of all tables that a row has."""
+        """Return how many entries all tables of a row have."""
         return len(self.tables) * self.block_tables.shape[1]
 
     def note(self, plan: StepPlan) -> None:

@@ -40,7 +40,7 @@ class VocabularyParts:
 
     @property
     def leaves_filters_out(self) -> bool:
-        """Whether `sample` draws as if rows had none."""
+        """Return whether `sample` draws as if rows had none."""
         return self._ranks is not None and self._ranks.buffers is None
 
     def sample(

@@ -104,7 +104,7 @@ class PoolAnswer(msgspec.Struct, array_like=True, tag="pool"):
 
     @property
     def end(self) -> int:
-        """Where the next moves begin."""
+        """Return where the next moves begin."""
         return self.begin + len(self.moves) // 8
 
 

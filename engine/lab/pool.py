@@ -60,17 +60,17 @@ class Pool:
 
     @property
     def sequences(self) -> list[PoolSequence]:
-        """Those that were not freed."""
+        """Return those that were not freed."""
         return [PoolSequence(self._state, number) for number in self._state.members]
 
     @property
     def used(self) -> int:
-        """Device blocks that tables name."""
+        """Return how many device blocks tables name."""
         return self._blocks.pool.num_active
 
     @property
     def cached(self) -> int:
-        """Device blocks that hold published content and that no table names."""
+        """Return how many device blocks hold published content and are named by no table."""
         return self._blocks.pool.num_cached
 
     @property
@@ -79,40 +79,43 @@ class Pool:
 
     @property
     def host_used(self) -> int:
-        """Host blocks that sequences have while they are swapped out."""
+        """Return how many host blocks sequences have while they are swapped out."""
         return self._blocks.host.pool.num_active
 
     @property
     def reference_counts(self) -> Counter[int]:
-        """By device block, the tables that name it. Blocks that none names are left out, and count 0."""
+        """Return by device block how many tables name it.
+
+        Blocks that none names are left out, and count 0.
+        """
         count = self._blocks.pool.count
         return Counter({block: count(block) for block in range(self.num_blocks) if count(block)})
 
     @property
     def copies(self) -> int:
-        """Blocks that were copied on write, since the beginning."""
+        """Return how many blocks were copied on write, since the beginning."""
         return self._blocks.copies_on_write
 
     @property
     def naive(self) -> int:
-        """Blocks that the sequences on the device would take if each had its own copy of everything."""
+        """Return how many blocks the device's sequences would take if each had its own copy of everything."""
         on_device = [sequence for sequence in self.sequences if not sequence.is_swapped_out]
         return sum(self._blocks.blocks_for(sequence.num_tokens) for sequence in on_device)
 
     @property
     def fragmentation(self) -> float:
-        """The part of the used blocks' room that holds no token."""
+        """Return the part of the used blocks' room that holds no token."""
         room = self.used * self.block_size
         return 1 - self._filled().total() / room if room else 0.0
 
     @property
     def said(self) -> str:
-        """What the last operation did, or why it did nothing."""
+        """Return what the last operation did, or why it did nothing."""
         return self._state.said
 
     @property
     def path(self) -> list[Call]:
-        """The functions of the block manager that the last operation ran."""
+        """Return the functions of the block manager that the last operation ran."""
         return self._state.path
 
     def check(self) -> None:

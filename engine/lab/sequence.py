@@ -28,12 +28,12 @@ class PoolSequence:
 
     @property
     def block_table(self) -> list[int]:
-        """The device blocks that hold its tokens, in order; none while it is swapped out."""
+        """Return the device blocks that hold its tokens, in order; none while it is swapped out."""
         return list(self._sequence.table)
 
     @property
     def host_table(self) -> list[int]:
-        """The host blocks that hold them while it is swapped out."""
+        """Return the host blocks that hold them while it is swapped out."""
         return list(self._sequence.host_table)
 
     @property
@@ -42,7 +42,7 @@ class PoolSequence:
 
     @property
     def parent(self) -> int | None:
-        """The number of the sequence that it was forked from."""
+        """Return the number of the sequence that it was forked from."""
         return self._member.parent
 
     def __repr__(self) -> str:

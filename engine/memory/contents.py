@@ -50,7 +50,7 @@ class Contents:
 
     @property
     def are_indexed(self) -> bool:
-        """Whether anything is ever found."""
+        """Return whether anything is ever found."""
         return self._prefixes is not None
 
     def extend(self, sequence: Sequence, num_blocks: int) -> list[Prefix]:

@@ -55,7 +55,7 @@ class MoveRing:
             self._flush()
 
     def note_one(self, kind: int, sequence: Sequence, logical: int, block: int) -> None:
-        """As `note`, of one block: in a step of decodes that is all there is."""
+        """Do as `note` does, of one block: in a step of decodes that is all there is."""
         self._new += (kind, 1, sequence.group.request.id, sequence.index, logical, block)
 
     def mark(self, kind: int, block: int) -> None:
@@ -85,7 +85,7 @@ class MoveRing:
 
     @property
     def position(self) -> int:
-        """Where the next moves begin."""
+        """Return where the next moves begin."""
         self.flush()
         return self._begin + sum(map(len, self._chunks))
 

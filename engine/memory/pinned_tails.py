@@ -39,7 +39,7 @@ class PinnedTails:
 
     @property
     def num_wanted(self) -> int:
-        """How many were asked for that nobody has computed yet."""
+        """Return how many were asked for that nobody has computed yet."""
         return len(self._wanted)
 
     def want(self, before: Prefix | None, tokens: Int32) -> None:

@@ -65,17 +65,17 @@ class BlockPool:
 
     @property
     def num_kept(self) -> int:
-        """Blocks whose content was marked worth keeping. O(blocks)."""
+        """Return how many blocks have content that was marked worth keeping. O(blocks)."""
         return self._kept.count(True)
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give: free and cached ones, but for those pinned."""
+        """Return how many blocks `allocate` can give: free and cached ones, but for those pinned."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_in_transfer(self) -> int:
-        """Blocks that no table names but a transfer still holds."""
+        """Return how many blocks no table names but a transfer still holds."""
         return self.num_blocks - self.num_active - self.num_free - self.num_cached
 
     def count(self, block: int) -> int:

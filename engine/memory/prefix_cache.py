@@ -136,7 +136,7 @@ class Found:
 
     @property
     def on_device(self) -> array[int]:
-        """The device's blocks of all cache groups."""
+        """Return the device's blocks of all cache groups."""
         blocks = array("i")
         for part in (self.device, *(each.device for each in self.windows)):
             blocks.extend(part)
@@ -144,12 +144,12 @@ class Found:
 
     @property
     def num_to_bring(self) -> int:
-        """How many blocks of all cache groups come from host memory."""
+        """Return how many blocks of all cache groups come from host memory."""
         return len(self.host) + sum(len(each.on_host) for each in self.windows)
 
     @property
     def num_from_host(self) -> int:
-        """How many of the prompt's blocks come from host memory, be it in one cache group."""
+        """Return how many of the prompt's blocks come from host memory, be it in one cache group."""
         in_windows = set[int]().union(*(each.on_host for each in self.windows))
         return len(in_windows.union(range(len(self.device), len(self.device) + len(self.host))))
 

@@ -19,15 +19,15 @@ class WindowBlocks:
 
     @property
     def end(self) -> int:
-        """The logical block after the last one."""
+        """Return the logical block after the last one."""
         return self.first + len(self.blocks)
 
     @property
     def device(self) -> list[int]:
-        """Those on the device."""
+        """Return those on the device."""
         return [block for at, block in enumerate(self.blocks, self.first) if at not in self.on_host]
 
     @property
     def host(self) -> list[int]:
-        """Those in host memory."""
+        """Return those in host memory."""
         return [block for at, block in enumerate(self.blocks, self.first) if at in self.on_host]

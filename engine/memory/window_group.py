@@ -32,5 +32,5 @@ class WindowGroup:
 
     @property
     def depth(self) -> int:
-        """How many of a prompt's last blocks the token behind them reads."""
+        """Return how many of a prompt's last blocks the token behind them reads."""
         return -(-(self.window - 1) // self._block_size)

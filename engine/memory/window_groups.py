@@ -43,12 +43,12 @@ class WindowGroups:
 
     @property
     def windows(self) -> list[int]:
-        """How many of the last tokens each group keeps."""
+        """Return how many of the last tokens each group keeps."""
         return [group.window for group in self._groups]
 
     @property
     def depths(self) -> list[int]:
-        """How many of a prompt's last blocks the token behind them reads in each group."""
+        """Return how many of a prompt's last blocks the token behind them reads in each group."""
         return [group.depth for group in self._groups]
 
     @property

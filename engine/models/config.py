@@ -111,13 +111,13 @@ class ModelConfig:
 
     @property
     def largest_group(self) -> int:
-        """Query heads that a KV head serves, in the layer where they are most."""
+        """Return how many query heads a KV head serves, in the layer where they are most."""
         groups = (each.heads // each.kv_heads for each in self.attention if not each.latent)
         return max(groups, default=self.num_heads // self.num_kv_heads)
 
     @property
     def plain(self) -> bool:
-        """Whether all layers attend alike, but for windows, and by a softmax of scaled scores alone.
+        """Return whether all layers attend alike, but for windows, and by a softmax of scaled scores alone.
 
         Nor do keys hold what must not be rounded.
         """
@@ -128,35 +128,35 @@ class ModelConfig:
 
     @property
     def query_width(self) -> int:
-        """Numbers that all heads' queries have as they meet keys, in the layer where they are most."""
+        """Return how many numbers all heads' queries have as they meet keys, in the layer with most."""
         widths = (each.heads * each.head_dim for each in self.attention)
         return max(widths, default=self.num_heads * self.head_dim)
 
     @property
     def attended_dim(self) -> int:
-        """Numbers of what a query head attends to, in the layer where they are most."""
+        """Return how many numbers a query head attends to, in the layer where they are most."""
         return max((each.latent or each.head_dim for each in self.attention), default=self.head_dim)
 
     @property
     def latent_width(self) -> int:
-        """Numbers that a layer keeps of a token for all heads; 0 where each has keys and values."""
+        """Return how many numbers a layer keeps of a token for all heads; 0: each has keys and values."""
         return max((each.head_dim for each in self.attention if each.latent), default=0)
 
     @property
     def gathers(self) -> bool:
-        """Whether a prompt's vector comes from the hidden states of all its tokens."""
+        """Return whether a prompt's vector comes from the hidden states of all its tokens."""
         return self.pooling is not None and self.pooling.needs_all
 
     @property
     def layer_weights(self) -> int:
-        """Elements of a layer's matrices."""
+        """Return how many elements a layer's matrices have."""
         projections = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         matrices = 3 if self.activation == "silu" else 2
         return projections + matrices * self.hidden_size * self.intermediate_size
 
     @property
     def vocab_rows(self) -> int:
-        """Tokens of the vocabulary that a rank holds; the last ranks may have fewer."""
+        """Return how many tokens of the vocabulary a rank holds; the last ranks may have fewer."""
         return rows_of_rank(self.vocab_size, self.ranks)
 
     def with_pooling(self, pooling: Pooling) -> ModelConfig:

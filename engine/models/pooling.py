@@ -81,7 +81,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_all(self) -> bool:
-        """Whether the hidden states of more tokens than the newest are wanted, which no cache has."""
+        """Return whether the hidden states of more tokens than the newest are wanted, which no cache has."""
         return self.tokens != "last"
 
 

@@ -20,7 +20,7 @@ class MLP(Protocol):
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix] | None:
-        """The products into it and out of it, if `LayerOps` computes them."""
+        """Return the products into it and out of it, if `LayerOps` computes them."""
 
     def run(self, ops: LayerOps, hidden: Hidden, norm: Tensor, norm_after: Tensor, eps: float) -> Hidden:
         """Add to the residual what comes of its `norm`; `norm_after` is the next layer's."""

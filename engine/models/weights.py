@@ -78,7 +78,7 @@ class Weights:
         return weight
 
     def linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> Linear:
-        """Projections of one input fused into one: `parts` maps each one's name to its output size, in order.
+        """Fuse projections of one input into one: `parts` maps each one's name to its output size, in order.
 
         Every rank has all of it.
         """
@@ -94,7 +94,7 @@ class Weights:
         bias: bool,
         transposed: bool = False,
     ) -> Linear:
-        """Projections of one input fused into one, whose outputs are divided among the ranks.
+        """Fuse projections of one input into one, whose outputs are divided among the ranks.
 
         parts: maps each one's name to its outputs, or to several that stand one after the other in it.
         transposed: the checkpoint keeps [in, out] (GPT-2's Conv1D).

@@ -70,7 +70,7 @@ class Leader:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of ranks 1 to N - 1."""
+        """Return the process ids of ranks 1 to N - 1."""
         return [process.pid for process in self._processes]
 
     def join(self, device: torch.device) -> RankGroup:

@@ -42,7 +42,7 @@ class Share:
 
     @property
     def length(self) -> int:
-        """Elements of the dimension that the rank has."""
+        """Return how many elements of the dimension the rank has."""
         return sum(end - begin for begin, end in self.ranges)
 
     @property

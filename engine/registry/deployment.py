@@ -48,7 +48,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 def describe(
     model: str, folder: Path, block_size: int, dtype: str, seed: int, pinned: list[list[int]]
 ) -> Deployment:
-    """The deployment that serves `model`, whose files are in `folder`. pinned: token ids of prefixes."""
+    """Describe the deployment of `model`, whose files are in `folder`. pinned: token ids of prefixes."""
     return Deployment(
         model=model_id(model),
         revision=revision(folder),
@@ -61,17 +61,17 @@ def describe(
 
 
 def model_id(model: str) -> str:
-    """A Hub id as it is, a folder by its name: it may be elsewhere on another machine."""
+    """Return a Hub id as it is, a folder by its name: it may be elsewhere on another machine."""
     return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def revision(folder: Path) -> str:
-    """Changes with the model's configuration."""
+    """Return what changes with the model's configuration."""
     return _hex((folder / "config.json").read_bytes())
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Changes with everything that turns text or messages into token ids."""
+    """Return what changes with everything that turns text or messages into token ids."""
     digest = hashlib.sha256()
     named = sorted(f"{path.parent.name}/{path.name}" for path in folder.glob(NAMED_TEMPLATES))
     for name in (*TOKENIZER_FILES, *named):
@@ -82,7 +82,7 @@ def tokenizer_digest(folder: Path) -> str:
 
 
 def hash_seed(secret: str) -> int:
-    """The seed of block hashes that replicas and routers derive from the secret they share; 64 bits."""
+    """Derive the seed of block hashes from the secret that replicas and routers share; 64 bits."""
     return int.from_bytes(hashlib.sha256(b"quire block hashes\0" + secret.encode()).digest()[:8], "little")
 
 

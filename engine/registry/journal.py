@@ -63,7 +63,7 @@ class Journal:
         return len(self._changes)
 
     def take(self, count: int) -> dict[Digest, bool]:
-        """The net effect of the next `count` changes, if there are so many: what is there or no more."""
+        """Take the net effect of the next `count` changes, if there are so many: what is there or no more."""
         net: dict[Digest, bool] = {}
         for _ in range(min(count, len(self._changes))):
             for digest, reachable in self._apply(*self._changes.popleft()):
@@ -72,7 +72,7 @@ class Journal:
         return net if self._ends is None else self._ends.settle(net, self._children)
 
     def restart(self) -> list[Digest]:
-        """Everything that is there now, parents first; `take` goes on from there.
+        """Return everything that is there now, parents first; `take` goes on from there.
 
         What changes meanwhile may be in both, which does no harm: a tier holds a prefix or does not.
         """

@@ -26,6 +26,6 @@ class PromptHasher:
         return [prefix.digest for prefix in prefixes]
 
     def parity(self) -> str:
-        """The digest of a fixed prompt: whoever computes another one hashes blocks in another way."""
+        """Return the digest of a fixed prompt: whoever computes another one hashes blocks in another way."""
         tokens = [(at * 2654435761) % 131071 for at in range(_PARITY_BLOCKS * self.block_size)]
         return self.digests("parity", tokens)[-1].hex()

@@ -88,7 +88,7 @@ class Publisher:
         self._thread.start()
 
     def observe(self, stats: StepStats) -> None:
-        """The load after a step."""
+        """Take the load after a step."""
         self._load = Load(
             running=stats.sequences_running,
             waiting=stats.waiting + stats.swapped,

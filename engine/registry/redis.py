@@ -199,8 +199,10 @@ class Registry:
         anew: bool = False,
         whole: bool = True,
     ) -> Answer:
-        """One atomic step from publication `seq` - 1 to `seq`; `anew`: what was there is forgotten. Until a
-        publication that makes it `whole`, the set is not looked at."""
+        """Go in one atomic step from publication `seq` - 1 to `seq`.
+
+        anew: what was there is forgotten. Until a publication makes it `whole`, the set is not looked at.
+        """
         load_fields = [text for name in load.__struct_fields__ for text in (name, int(getattr(load, name)))]
         reply: Any = self._client.eval(
             _PUBLISH,
@@ -228,7 +230,7 @@ class Registry:
         self._client.eval(_LEAVE, len(self._keys), *self._keys, self._config.advertise_url, self._epoch)
 
     def disconnect(self) -> None:
-        """The next call begins with a new connection."""
+        """Have the next call begin with a new connection."""
         self._client.close()
 
 

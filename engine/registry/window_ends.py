@@ -44,7 +44,7 @@ class WindowEnds:
         self._changed: dict[Digest, None] = {}  # since they were looked at, in this order
 
     def note(self, group: int, tier: int, digest: Digest, findable: bool) -> bool:
-        """A tier of a group holds this block from now on, or no more; return whether that is new."""
+        """Note that a tier of a group holds this block now, or no more; return whether that is new."""
         held = self._held[group][tier]
         self._changed[digest] = None
         if findable == (digest in held):
@@ -56,7 +56,7 @@ class WindowEnds:
         return True
 
     def follow(self, digest: Digest, parent: Digest | None) -> None:
-        """A block is there, of layers that keep all tokens or before one that is held, after `parent`."""
+        """Note that a block is there after `parent`, of layers that keep all tokens or before one held."""
         self._parents[digest] = parent
 
     def leave(self, digest: Digest) -> None:

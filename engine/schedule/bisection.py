@@ -51,7 +51,7 @@ class Bisection:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a step is to be committed before the next one is scheduled."""
+        """Return whether a step is to be committed before the next one is scheduled."""
         return bool(self._trials)
 
     def schedule(self, now: float) -> StepPlan | None:

@@ -121,7 +121,7 @@ class Runner(Protocol):
 
     @property
     def graphs_left(self) -> int:
-        """Number of step sizes that would be quicker if they were captured."""
+        """Return how many step sizes would be quicker if they were captured."""
         return 0
 
     def capture(self, *, missed: bool = False) -> None:

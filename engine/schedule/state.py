@@ -73,14 +73,14 @@ class SchedulerState:
 
     @property
     def behind_window_blocks(self) -> int:
-        """Blocks that window groups do not hold of sequences in rows."""
+        """Return how many blocks window groups do not hold of sequences in rows."""
         if self.blocks.windows is None:
             return 0
         return int(self.rows.given_back.sum()) // self.blocks.block_size
 
     @property
     def tokens_filled(self) -> int:
-        """Token slots in use in distinct active blocks."""
+        """Return how many token slots are in use in distinct active blocks."""
         pool, block_size = self.blocks.pool, self.blocks.block_size
         total = int(self.rows.context.sum())
         if self.blocks.windows is not None:

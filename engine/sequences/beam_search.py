@@ -92,7 +92,7 @@ class BeamSearch:
 
     @property
     def candidates_per_beam(self) -> int:
-        """Number of the best tokens that `advance` needs of each beam (all, if the vocabulary is smaller).
+        """Return how many of a beam's best tokens `advance` needs (all, if the vocabulary is smaller).
 
         Wanted are the `width` best that do not stop and the stop tokens ahead of them, and one beam holds no
         more of either. The `max(2, 1 + stop tokens) * width` best over all beams, which transformers takes,
@@ -225,7 +225,7 @@ def advance_all(
 
 
 def _best_first(totals: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """In each row the indices of the `count` greatest (or all), greatest first, equal ones in order."""
+    """Return each row's indices of the `count` greatest (or all), greatest first, equal ones in order."""
     if totals.shape[1] <= max(count, 256):  # where sorting all is quicker than parting the best from the rest
         return (-totals).argsort(axis=1, kind="stable")[:, :count]
     at_least = np.partition(totals, -count, axis=1)[:, -count]

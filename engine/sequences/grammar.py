@@ -65,13 +65,13 @@ class Constraint:
 
     @property
     def mask(self) -> Int32:
-        """The tokens allowed next, a bit each; waited for while they are being found."""
+        """Return the tokens allowed next, a bit each; waited for while they are being found."""
         self.settles(None)
         return self._mask
 
     @property
     def error(self) -> str | None:
-        """The reason that it cannot go on, waited for likewise; the mask means nothing then."""
+        """Return the reason that it cannot go on, waited for likewise; the mask means nothing then."""
         self.settles(None)
         return _words(self._matcher.get_error()) if self._matcher.is_error() else self._failure
 
@@ -99,7 +99,7 @@ class Search:
 
     @property
     def failure(self) -> str | None:
-        """What it raised, waited for; a panic of llguidance, too, which is no Exception."""
+        """Return what it raised, waited for; a panic of llguidance, too, which is no Exception."""
         raised = self._found.exception()
         return None if raised is None else f"{type(raised).__name__}: {raised}"
 

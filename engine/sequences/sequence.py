@@ -48,12 +48,12 @@ class Sequence:
 
     @property
     def num_blocks(self) -> int:
-        """The logical block after the last one of its tables."""
+        """Return the logical block after the last one of its tables."""
         return len(self.table) or (self.window_tables[0].end if self.window_tables else 0)
 
     @property
     def tables(self) -> list[WindowTable]:
-        """Its table of each cache group, if it has blocks."""
+        """Return its table of each cache group, if it has blocks."""
         return [WindowTable(0, self.table), *self.window_tables] if self.table else self.window_tables
 
     @property
@@ -65,21 +65,24 @@ class Sequence:
 
     @property
     def blocks(self) -> BlockTable:
-        """The blocks of all its tables."""
+        """Return the blocks of all its tables."""
         if not self.window_tables:
             return self.table
         return [*self.table, *chain.from_iterable(table.blocks for table in self.window_tables)]
 
     @property
     def host_blocks(self) -> BlockTable:
-        """The host blocks of all its tables."""
+        """Return the host blocks of all its tables."""
         if not self.host_window_tables:
             return self.host_table
         return [*self.host_table, *chain.from_iterable(table.blocks for table in self.host_window_tables)]
 
     @property
     def tokens(self) -> Int32:
-        """All tokens that are known [N]. A view of its row: not to be written to, nor kept until that is."""
+        """Return all tokens that are known [N].
+
+        A view of its row: not to be written to, nor kept until that is.
+        """
         return self._own if self._row_tokens is None else self._row_tokens.of(self.row)
 
     def take_tokens(self, other: Sequence) -> None:
@@ -176,12 +179,12 @@ class SequenceGroup:
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether each of its steps must be committed before its sequences may go on."""
+        """Return whether each of its steps must be committed before its sequences may go on."""
         return self.beams is not None or bool(self.request.params.grammar)
 
     @property
     def in_cache(self) -> list[Sequence]:
-        """The sequences that have, or when resumed must have, tokens in the cache: of beams the live ones."""
+        """Return those that have, or when resumed must have, tokens in the cache: of beams the live ones."""
         return self.live if self.beams is None else self.beams.order
 
     @property
@@ -218,7 +221,7 @@ class BeamGroup:
 
     @property
     def order(self) -> list[Sequence]:
-        """The live beams, best first."""
+        """Return the live beams, best first."""
         sequences = self.group.sequences
         return [sequences[i] for i in self.indices]
 
@@ -243,6 +246,6 @@ class BeamGroup:
 
     @property
     def batch_key(self) -> tuple[int, int, int]:
-        """Groups with the same key can be advanced by one selection."""
+        """Return a key: groups with the same can be advanced by one selection."""
         search = self.search
         return search.width, len(search.stop_tokens), self.num_candidates

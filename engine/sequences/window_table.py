@@ -14,7 +14,7 @@ class WindowTable:
 
     @property
     def end(self) -> int:
-        """The logical block after the last one."""
+        """Return the logical block after the last one."""
         return self.first + len(self.blocks)
 
     def block(self, logical: int) -> int:

@@ -49,17 +49,17 @@ class AttentionLayer:
 
     @property
     def group(self) -> int:
-        """Query heads that a kv head serves."""
+        """Return how many query heads a kv head serves."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def value_dim(self) -> int:
-        """Numbers of a value, and of what a query head attends to."""
+        """Return how many numbers a value has, and what a query head attends to."""
         return self.latent or self.head_dim
 
     @property
     def plain(self) -> bool:
-        """Whether weights are the softmax of the scaled scores of all keys or of the newest."""
+        """Return whether weights are the softmax of the scaled scores of all keys or of the newest."""
         return not self.softcap and self.sinks is None and self.slopes is None and not self.chunked
 
     def queries(self, qkv: Tensor) -> Tensor:

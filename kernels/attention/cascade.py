@@ -33,7 +33,7 @@ COLUMNS = tl.constexpr(64)  # of the tables that are compared at once
 
 
 def rows_of_cascade(group: int) -> int:
-    """Rows that a cascade has room for, where a kv head serves `group` query heads."""
+    """Return how many rows a cascade has room for, where a kv head serves `group` query heads."""
     return LANES // group
 
 

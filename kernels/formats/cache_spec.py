@@ -28,12 +28,12 @@ class CacheSpec:
 
     @property
     def vectors(self) -> int:
-        """Vectors that each head has of a token."""
+        """Return how many vectors each head has of a token."""
         return 1 if self.latent else 2
 
     @property
     def numbers(self) -> int:
-        """Numbers of a token."""
+        """Return how many numbers a token has."""
         return self.heads * self.vectors * self.head_dim + self.index
 
     @property

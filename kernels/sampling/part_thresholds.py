@@ -44,7 +44,7 @@ class Search:
 
     @property
     def steps(self) -> list[int]:
-        """What a digit counts in each round, from the first to the last."""
+        """Return what a digit counts in each round, from the first to the last."""
         rounds = 2 * self.dtype.itemsize
         return [MASSES ** (rounds - 1 - i) for i in range(rounds)]
 

@@ -23,7 +23,7 @@ CHUNK = 2048  # tokens of a row that one program of the argmax looks at
 def sample(
     logits: Tensor, rows: Tensor, positions: Tensor, state: SamplingState, last_tokens: Tensor
 ) -> Tensor:
-    """One token for each row of logits [S, V], by the state of device row rows[s]: [S] int32.
+    """Return one token for each row of logits [S, V], by the state of device row rows[s]: [S] int32.
 
     positions [S] is where the token goes in its sequence. Among equals the lowest id wins. -inf is never
     chosen; a row with NaN, with +inf or with nothing finite gives -1. last_tokens [*] int32, by device row,

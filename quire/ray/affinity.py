@@ -38,7 +38,7 @@ class PrefixAffinity:
         return Location(len(prompt.tokens), {"": digests}, {"": self._hasher.block_size}, held)
 
     def add(self, url: str, digests: Sequence[Digest]) -> None:
-        """A prompt is sent there."""
+        """Note that a prompt is sent there."""
         sent = self._sent.get(url)
         if sent is None:
             return

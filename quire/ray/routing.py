@@ -162,7 +162,7 @@ class RayState(RouterState):
         return [list(blocks)]
 
     def _note(self, blocks: Blocks) -> None:
-        """These replicas there are. One that failed may have done so once only."""
+        """Note which replicas there are. One that failed may have done so once only."""
         now = time.monotonic()
         self._known = {url: self._known.get(url) or Replica(url, up=True) for url in blocks}
         if self.affinity is not None:

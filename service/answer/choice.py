@@ -175,7 +175,7 @@ class Choice:
         return sum(entry.logprob.logprob for entry in entries if entry.logprob) / max(len(entries), 1)
 
     def take_parts(self) -> list[Part]:
-        """Text and calls in their order."""
+        """Return text and calls in their order."""
         if self.parts is not None:
             return self.parts.take()
         text = self.take_text()

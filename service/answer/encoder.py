@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_string(text: str) -> bytes:
-    """A model says the same few thousand short texts again and again: each is encoded once."""
+    """Return it as JSON. Short texts come again and again: each is encoded once."""
     return _short_string(text) if len(text) <= 32 else _encode(text)
 
 

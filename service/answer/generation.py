@@ -147,7 +147,7 @@ class Generation:
 
     @property
     def engine_requests(self) -> list[int]:
-        """The numbers that its prompts' requests have in the engine."""
+        """Return the numbers that its prompts' requests have in the engine."""
         return list(self._groups)
 
     @property
@@ -329,7 +329,7 @@ class Generation:
                 self._admission.queue.leave(len(group.prompt.tokens))
 
     def returned(self) -> list[tuple[Group, Choice]]:
-        """The choices that the client gets, by index, when all have finished."""
+        """Return the choices that the client gets, by index, when all have finished."""
         best = self.options.best
         return [
             (group, choice)
@@ -354,5 +354,5 @@ class Generation:
         return Cost(usage.prompt_tokens, cached, usage.completion_tokens, self._first_token)
 
     def token_text(self, token: int) -> str:
-        """A token in logprobs."""
+        """Return a token as logprobs have it."""
         return f"token_id:{token}" if self.options.tokens_as_ids else self.tokenizer.token_text(token)

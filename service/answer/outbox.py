@@ -56,7 +56,7 @@ class Outbox(Generic[S]):
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write waits for the reader."""
+        """Return whether a write waits for the reader."""
         return self._held_up is not None
 
     @property

@@ -19,7 +19,7 @@ class StoreHealth:
 
     @property
     def is_away(self) -> bool:
-        """Whether it failed a moment ago, so that it is not asked yet."""
+        """Return whether it failed a moment ago, so that it is not asked yet."""
         return time.monotonic() < self._away_until
 
     def failed(self, error: Exception) -> None:

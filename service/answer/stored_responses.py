@@ -26,7 +26,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
     @property
     def all_items(self) -> list[bytes]:
-        """Of its input, and then of its output."""
+        """Return the items of its input, and then those of its output."""
         return [*(item for _, item in self.inputs), *self.items.values()]
 
     def history(self, response_id: str) -> History:

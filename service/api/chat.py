@@ -52,7 +52,7 @@ _decoder = json.Decoder(ChatRequest)
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> ChatLogprobs:
-    """In the chat format: one object a token, with its bytes."""
+    """Return them in the chat format: one object a token, with its bytes."""
     tokenizer, content = generation.tokenizer, []
     for token, logprob, *_ in entries:
         if logprob is None:

@@ -35,7 +35,7 @@ _decoder = json.Decoder(CompletionRequest)
 
 
 def logprobs_of(generation: Generation, entries: list[LogprobEntry]) -> CompletionLogprobs:
-    """In the completions format: parallel lists, candidates by their text."""
+    """Return them in the completions format: parallel lists, candidates by their text."""
     result = CompletionLogprobs([], [], [], [])
     for token, logprob, offset, _ in entries:
         name = generation.token_text(token)

@@ -25,7 +25,7 @@ async def health(state: ServerState, request: Request) -> Response:
 
 
 async def ready(state: ServerState, request: Request) -> Response:
-    """Whether requests would be served."""
+    """Return whether requests would be served."""
     state.serving()
     stats = state.metrics.stats
     return JsonResponse(Readiness(graphs_left=stats.graphs_left if stats is not None else 0))
@@ -41,7 +41,7 @@ async def metrics(state: ServerState, request: Request) -> Response:
 
 
 async def startup(state: ServerState, request: Request) -> Response:
-    """The start-up phases as they go, from the newest on, until the engine is up, or dead."""
+    """Tell the start-up phases as they go, from the newest on, until the engine is up, or dead."""
     return EventStream(_phases(state), state.config, state.streams)
 
 

@@ -13,7 +13,7 @@ from quire.service.http.tidying import structs_in
 
 
 def describe(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document. It has no words for WebSockets, which stand in `x-websockets`."""
+    """Return an OpenAPI 3.1 document. It has no words for WebSockets, which stand in `x-websockets`."""
     types = [
         kind for each in OPERATIONS for kind in (each.request, each.reply, each.error) if kind is not None
     ]

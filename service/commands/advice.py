@@ -9,7 +9,7 @@ SMALLER_CACHES = {"fp8_e4m3": "", "fp12_e4m7": "fp8_e4m3"}  # others: either of 
 
 
 def advise(info: EngineInfo, config: EngineConfig) -> list[str]:
-    """One sentence for each limit."""
+    """Return one sentence for each limit."""
     advice = [too_long(info, config)]
     if not advice[0] and info.num_blocks < 2 * info.blocks_for(info.max_model_len):
         more = _more_room(info, config)

@@ -88,12 +88,12 @@ class Flag:
 
     @property
     def switches(self) -> bool:
-        """Whether it has no value of its own."""
+        """Return whether it has no value of its own."""
         return self.action in ("store_true", "store_false")
 
     @property
     def nothing(self) -> object:
-        """Its value where nobody gives one."""
+        """Return its value where nobody gives one."""
         if self.switches:
             return self.action == "store_false"
         return [] if self.action == "append" else self.default

@@ -50,7 +50,10 @@ def read_pinned_prefixes(files: Iterable[Path]) -> list[PinnedPrefix]:
 
 
 def tokenize_pinned_prefixes(prefixes: list[PinnedPrefix], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids as prompts have them that begin so. Raises ValueError if the chat template cannot do it."""
+    """Return token ids as prompts have them that begin so.
+
+    Raises ValueError if the chat template cannot do it.
+    """
     tokens = []
     for prefix in prefixes:
         if isinstance(prefix, str):

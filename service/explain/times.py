@@ -43,7 +43,7 @@ class RequestTimes:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is nothing to come."""
+        """Return whether there is nothing to come."""
         known = len(self.records) == len(self.engine_requests)
         return self.ended is not None and (known or self.status == "failed")
 

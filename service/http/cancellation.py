@@ -43,7 +43,7 @@ class Interruptible:
 
     @property
     def interrupted(self) -> bool:
-        """The work is about to hear of it, or has."""
+        """Return whether the work is about to hear of it, or has."""
         return self._reason is not None
 
     def _end_work(self, error: BaseException | None) -> Exception | None:

@@ -56,7 +56,7 @@ class Read(NamedTuple, Generic[T]):
 
 
 async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The request's body. Raises ApiError 400 whose `param` is the field at fault, or 413.
+    """Return the request's body. Raises ApiError 400 whose `param` is the field at fault, or 413.
 
     The fields without effect are noted for the gate, which names them in the answer.
     """

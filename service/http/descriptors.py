@@ -19,7 +19,7 @@ def raise_limit() -> int:
 
 
 def most_connections(wanted: int, limit: int) -> int:
-    """As many as are wanted, but two descriptors each: a router's has another one to a replica."""
+    """Return as many as are wanted, but two descriptors each: a router's has another one to a replica."""
     if limit == resource.RLIM_INFINITY:
         return wanted
     return max(1, min(wanted, (limit - RESERVED) // 2))

@@ -56,7 +56,7 @@ class Dialect:
         return msgspec.json.encode(self.error(error))
 
     def failure(self, error: ApiError) -> bytes:
-        """The message that ends a stream."""
+        """Return the message that ends a stream."""
         return self.framing.message(self.body(error), self.error_name)
 
 

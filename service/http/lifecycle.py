@@ -98,7 +98,7 @@ class OrderlyServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine reaches it, once it listens."""
+        """Return where a browser on this machine reaches it, once it listens."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._service_config.host, self._service_config.host)
         port = self._service_config.port or self.servers[0].sockets[0].getsockname()[1]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -205,7 +205,7 @@ class OrderlyServer(uvicorn.Server):
             await self._wait_for_routers(began + min(PROBED_SECONDS, seconds))
 
     def _is_probed(self) -> bool:
-        """Whether a router keeps connections here, on which it may send something until it knows better."""
+        """Return whether a router keeps connections here, on which it may send until it knows better."""
         kept = self.server_state.connections
         return any(each.is_probed for each in kept if isinstance(each, BoundedHttpProtocol))
 

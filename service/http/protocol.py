@@ -139,7 +139,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_answered(self) -> bool:
-        """Nothing is being answered."""
+        """Return whether nothing is being answered."""
         return self.cycle is not None and self.cycle.response_complete
 
     def _expect_rest(self) -> None:

@@ -34,7 +34,7 @@ class Own(NamedTuple, Generic[T]):
     types: tuple[str | None, ...]  # that `type` may be
 
     def has(self, item: dict[str, Any]) -> bool:
-        """Whether it is one; what is of no type that could be another's is a wrong one."""
+        """Return whether it is one; what is of no type that could be another's is a wrong one."""
         return not isinstance(item.get("type"), str) or item["type"] in self.types
 
 

@@ -80,10 +80,10 @@ class Histogram:
             self._exemplars[bucket] = Exemplar(request_id, value, self._clock())
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus counts them: (upper bound, observations up to it)."""
+        """Return them cumulatively, as Prometheus counts them: (upper bound, observations up to it)."""
         bounds = [*map(str, self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
 
     def exemplars(self) -> list[Exemplar | None]:
-        """One for each bucket, if there is one."""
+        """Return one for each bucket, if there is one."""
         return self._exemplars

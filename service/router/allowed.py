@@ -48,7 +48,7 @@ class AllowedReplicas:
                 )
 
     def admits(self, url: str) -> bool:
-        """Whether a registered URL is one, and nothing is wrong with its host so far."""
+        """Return whether a registered URL is one, and nothing is wrong with its host so far."""
         host = host_of(url)
         if host is None:
             return False
@@ -56,7 +56,7 @@ class AllowedReplicas:
         return self.names(host) or address is None or self.holds(address)
 
     def names(self, host: str) -> bool:
-        """Whether it is allowed by its name, wherever it is."""
+        """Return whether it is allowed by its name, wherever it is."""
         return any(host.endswith(name[1:]) if name.startswith("*.") else host == name for name in self._names)
 
     def holds(self, address: Address) -> bool:
@@ -86,7 +86,7 @@ class AllowedResolver(ThreadedResolver):
 
 
 def host_of(url: str) -> str | None:
-    """In lower case, an address without brackets. None unless it is a URL of a replica."""
+    """Return it in lower case, an address without brackets; None unless it is a URL of a replica."""
     if not _URL.fullmatch(url):
         return None
     try:

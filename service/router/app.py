@@ -49,7 +49,7 @@ async def health(state: RouterState, request: Request) -> Response:
 
 
 async def ready(state: RouterState, request: Request) -> Response:
-    """Whether requests would be answered."""
+    """Return whether requests would be answered."""
     state.check_ready()
     return JsonResponse({"status": "ready"})
 

@@ -62,5 +62,5 @@ class RouterConfig:
 
     @property
     def registry_is_believed(self) -> bool:
-        """Replicas are those that the registry knows."""
+        """Return whether replicas are those that the registry knows."""
         return not self.replicas and self.replica_dns is None

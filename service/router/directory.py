@@ -112,7 +112,7 @@ class Directory:
         return registered
 
     async def pinned(self, fingerprint: str) -> list[list[int]]:
-        """Token ids of the prefixes that all tenants of a deployment share."""
+        """Return the token ids of the prefixes that all tenants of a deployment share."""
         await self._connect()
         async with _at_most(TIMEOUT):
             (found,) = await self._client.hmget(Keys(fingerprint).pinned, ["tokens"])
@@ -121,7 +121,7 @@ class Directory:
             return [] if found is None else _pinned.decode(found)
 
     async def lookup(self, fingerprint: str, digests: Sequence[Digest]) -> dict[str, int]:
-        """By URL: how many of a prompt's first blocks each replica holds."""
+        """Return by URL how many of a prompt's first blocks each replica holds."""
         keys, asked = Keys(fingerprint), digests[:MAX_BLOCKS]
         async with _at_most(TIMEOUT):  # for a connection, too
             found: Any = await self._client.eval_ro(

@@ -13,7 +13,7 @@ Resolve = Callable[[str, int], Awaitable[Collection[str]]]
 
 
 async def resolve(host: str, port: int) -> Collection[str]:
-    """The addresses of a name. Raises OSError."""
+    """Return the addresses of a name. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return {str(address[0]) for *_, address in found}
 

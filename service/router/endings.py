@@ -77,14 +77,14 @@ def split_at_last(events: bytes, mark: bytes) -> tuple[bytes, bytes]:
 
 
 def _may_end(events: bytes, mark: bytes) -> bool:
-    """Whether one of them may be the last of its stream: not if none has what is_last looks for."""
+    """Return whether one of them may be the last of its stream: not if none has what is_last looks for."""
     if mark == LINES.after:
         return b'"done":true' in events or _ERROR in events
     return b"data: [DONE]" in events or b'data: {"error":' in events or _NAMED.search(events) is not None
 
 
 def is_last(event: bytes, mark: bytes) -> bool:
-    """Whether nothing may follow it in its stream."""
+    """Return whether nothing may follow it in its stream."""
     if mark == LINES.after:
         return event.startswith(_ERROR) or (b'"done":true' in event and _is_done(event))
     name = b""
@@ -97,7 +97,7 @@ def is_last(event: bytes, mark: bytes) -> bool:
 
 
 def tells_of_death(message: bytes) -> bool:
-    """Whether a last event, a frame or a body says that the replica's engine died."""
+    """Return whether a last event, a frame or a body says that the replica's engine died."""
     if _MARK not in message:
         return False
     try:

@@ -69,7 +69,10 @@ class Handshake:
         self._client = client
 
     async def connect(self) -> Link:
-        """Nothing is known of prompts yet: it goes by load. Raises ApiError if no replica takes it."""
+        """Connect to one by its load: nothing is known of prompts yet.
+
+        Raises ApiError if no replica takes it.
+        """
         tried: set[Replica] = set()
         refusal = not_ready("no replica could answer", 2)
         for attempt in range(1, MAX_ATTEMPTS + 1):

@@ -42,7 +42,7 @@ def are_well_formed(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """In lower case."""
+    """Return them in lower case."""
     return [(name.lower(), value) for name, value in headers if name.lower() not in _OWN]
 
 

@@ -20,14 +20,14 @@ class RouterMetrics:
         self.actual_tokens = 0
 
     def placed(self, placement: Placement, attempt: int) -> None:
-        """An attempt is made."""
+        """Note that an attempt is made."""
         if attempt == 1:
             self.requests[placement.reason] += 1
         else:
             self.retries += 1
 
     def compare(self, placement: Placement, actual_tokens: int) -> None:
-        """An answer came back that says how many of its prompt's tokens were cached."""
+        """Note an answer that came back and says how many of its prompt's tokens were cached."""
         self.prompt_tokens += placement.prompt_tokens
         self.predicted_tokens += placement.predicted_tokens
         self.actual_tokens += actual_tokens

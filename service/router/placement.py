@@ -60,7 +60,7 @@ class Candidate:
     fill_with: float = 0.0  # with this prompt, too
 
     def has_evicted(self, prompt_tokens: int) -> bool:
-        """Whether a part of the prompt that is worth a move is gone since it was sent there."""
+        """Return whether a part of the prompt that is worth a move is gone since it was sent there."""
         return self.lost_tokens >= LOSS * prompt_tokens > 0
 
 
@@ -77,7 +77,7 @@ class Placement:
 
     @classmethod
     def at_home(cls, replica: Replica) -> Placement:
-        """Where the stream is that a request is about."""
+        """Return where the stream is that a request is about."""
         return cls(replica, "stream", 0, 0, replica.load)
 
     def header(self, attempt: int) -> bytes:
@@ -104,7 +104,7 @@ def choose(
 def place(
     candidates: Sequence[Candidate], prompt_tokens: int, rng: random.Random, *, silent: bool
 ) -> Placement:
-    """The best of at least one candidate; of equals, any.
+    """Return the best of at least one candidate; of equals, any.
 
     score = (matched - displaced) / prompt - LOAD_WEIGHT * (load - mean) / max(LEAST_MEAN_LOAD, mean)
     displaced = (prompt - matched) * fill

@@ -73,8 +73,10 @@ class PromptReader:
         self._waiting_chars = 0
 
     async def read(self, request: Request, body: bytes) -> Prompt | None:
-        """None: it goes by load. So does what has no prompt, or is no valid request: any replica can say what
-        is wrong with it."""
+        """Return its prompt; None: it goes by load.
+
+        So does what has no prompt, or is no valid request: any replica can say what is wrong with it.
+        """
         if body.count(b",") > MAX_COMMAS:
             return None
         try:
@@ -91,7 +93,7 @@ class PromptReader:
         return Prompt(tokens[:HEAD_TOKENS], given.salt, whole)
 
     async def _encode(self, text: str, *, special: bool) -> list[int] | None:
-        """The tokens of the text's head; None: too much waits already."""
+        """Return the tokens of the text's head; None: too much waits already."""
         if len(text) <= _INLINE_CHARS:
             return self._tokenizer.encode(text, add_special_tokens=special)
         head = text[:HEAD_CHARS]

@@ -53,7 +53,7 @@ async def stop_reading(state: RouterState) -> None:
 
 
 def _load(model: str, chat_template: str | None) -> tuple[Path, Tokenizer, int]:
-    """The last one: how many tokens the model can have."""
+    """Return folder, tokenizer, and how many tokens the model can have."""
     folder = resolve_model(model, files=TOKENIZER_FILES)
     return folder, Tokenizer.from_folder(folder, chat_template), read_max_positions(folder)
 

@@ -36,7 +36,7 @@ class Identity:
     seed: str
 
     def difference(self, deployment: Deployment) -> str | None:
-        """The name of what differs there."""
+        """Return the name of what differs there."""
         for name in ("model", "revision", "tokenizer", "seed"):
             if getattr(self, name) != getattr(deployment, name):
                 return name

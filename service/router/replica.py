@@ -58,7 +58,7 @@ class Replica:
 
     @property
     def load(self) -> int:
-        """Sequences that run or wait: what it said last, and what we have sent and got back since.
+        """Return how many sequences run or wait: what it said last, and what we have sent and got back since.
 
         Failures count as some, too.
         """
@@ -105,7 +105,10 @@ class Replica:
     def request(
         self, digests: Sequence[Digest] = (), give_up: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """One that it works on; `digests`: of its prompt. `give_up` is called once it is in vain to wait."""
+        """Note a request that it works on; `digests`: of its prompt.
+
+        `give_up` is called once it is in vain to wait.
+        """
         key = object()
         self.in_flight += 1
         self._given_up[key] = give_up

@@ -31,7 +31,7 @@ class SentPrefixes:
         self._again: OrderedDict[Digest, _Sent] = OrderedDict()  # here, too
 
     def add(self, digests: Sequence[Digest], now: float) -> None:
-        """A prompt is sent; `answered` tells what became of it."""
+        """Note that a prompt is sent; `answered` tells what became of it."""
         sent = _Sent(now, math.inf)
         for digest in reversed(digests):  # so that the end of a prompt is forgotten before its beginning
             known = self._once.pop(digest, None) or self._again.pop(digest, None)
@@ -39,7 +39,7 @@ class SentPrefixes:
         self._forget_old(now)
 
     def answered(self, digests: Sequence[Digest], now: float) -> None:
-        """The answer begins, or there is none: nothing of the prompt is being computed any more."""
+        """Note that the answer begins, or there is none: nothing of the prompt is being computed any more."""
         published = now + UNPUBLISHED_SECONDS
         marks: dict[float, _Sent] = {}  # blocks that were sent together share one
         for digest in digests:
@@ -49,12 +49,12 @@ class SentPrefixes:
                     blocks[digest] = marks.setdefault(sent.at, _Sent(sent.at, published))
 
     def refused(self, digests: Sequence[Digest]) -> None:
-        """A prompt that was sent was not taken: what nobody else sent is not there."""
+        """Note that a prompt that was sent was not taken: what nobody else sent is not there."""
         for digest in digests:
             self._once.pop(digest, None)
 
     def forget(self, digests: Sequence[Digest]) -> None:
-        """These are known not to be there."""
+        """Note that these are known not to be there."""
         for digest in digests:
             self._once.pop(digest, None)
             self._again.pop(digest, None)
@@ -76,7 +76,7 @@ class SentPrefixes:
         return len(digests)
 
     def size(self, now: float) -> int:
-        """The working set (Denning, 1968): how many different blocks have been sent lately."""
+        """Return the working set (Denning, 1968): how many different blocks have been sent lately."""
         self._forget_old(now)
         return len(self._once) + len(self._again)
 

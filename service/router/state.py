@@ -72,7 +72,7 @@ class RouterState:
             raise self._nobody()
 
     def _staying(self) -> list[Replica]:
-        """Those who may be sent something new."""
+        """Return those who may be sent something new."""
         return [replica for replica in self.replicas if not replica.leaving]
 
     def _nobody(self) -> ApiError:
@@ -81,11 +81,11 @@ class RouterState:
         return not_ready("no replica is ready" + ", and the registry does not answer" * silent, 2)
 
     async def everybody(self) -> Iterable[Replica]:
-        """Those who may have what only one of them has."""
+        """Return those who may have what only one of them has."""
         return self.replicas
 
     async def locate(self, prompt: Prompt | None) -> Location:
-        """Where a prompt's blocks are, by the registry."""
+        """Return where a prompt's blocks are, by the registry."""
         if prompt is None or self.watch is None:
             return NOWHERE
         begin = time.perf_counter()
@@ -94,16 +94,16 @@ class RouterState:
         return location
 
     def has_others(self, tried: set[Replica]) -> bool:
-        """Whether there is anybody else to send to what was sent to `tried` in vain."""
+        """Return whether there is anybody else to send to what was sent to `tried` in vain."""
         others = [replica for replica in self._staying() if replica not in tried]
         return any(replica.up or not replica.draining for replica in others)
 
     async def place_at(self, replica: Replica) -> Placement:
-        """Where the stream is that a request is about, whatever else runs there. Raises ApiError 503."""
+        """Return where the stream is that a request is about, whatever else runs. Raises ApiError 503."""
         return Placement.at_home(replica)
 
     async def place(self, location: Location, tried: set[Replica]) -> Placement:
-        """Where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
+        """Return where to send what was sent to `tried` in vain. Raises ApiError 503 if there is nobody."""
         ranks = {replica: _reluctance(replica, tried) for replica in self._staying()}
         if not ranks:
             raise self._nobody()
@@ -111,7 +111,7 @@ class RouterState:
         return self.choose([replica for replica, rank in ranks.items() if rank == least], location)
 
     def choose(self, replicas: Sequence[Replica], location: Location) -> Placement:
-        """The best of at least one."""
+        """Return the best of at least one."""
         silent = self.watch is not None and self.watch.state != "ok"
         return choose(replicas, location, time.monotonic(), self._rng, silent=silent)
 

@@ -79,7 +79,7 @@ class StreamAffinity:
         return next((replica for replica in replicas if replica.url == url), None)
 
     def holders(self, key: StreamKey, replicas: Iterable[Replica]) -> list[Replica]:
-        """Whom to ask for it, in order: other routers and earlier ones sent streams, too."""
+        """Return whom to ask for it, in order: other routers and earlier ones sent streams, too."""
         known = list(replicas)
         holder = self.find(key, known)
         return sorted(known, key=lambda replica: (replica is not holder, not replica.up))

@@ -160,11 +160,11 @@ class Passage(Interruptible):
             super().interrupt(reason)
 
     def lose(self) -> None:
-        """The replica is lost, although its connection is not."""
+        """Note that the replica is lost, although its connection is not."""
         super().interrupt(ReplicaLost("it does not answer any more", begun=True))
 
     async def _pass(self) -> Close:
-        """How to close: as the replica does; LOST if it does not say.
+        """Return how to close: as the replica does; LOST if it does not say.
 
         A replica that takes no more may have said things before: they are the client's.
         """

@@ -20,11 +20,11 @@ class Detokenizer(Protocol):
     """One sequence's text so far. A character is let out only when it is whole."""
 
     def push(self, tokens: list[int]) -> str:
-        """The text that `tokens` add and settle."""
+        """Return the text that `tokens` add and settle."""
         ...
 
     def finish(self) -> str:
-        """The text still held back, when no more tokens come; what is incomplete becomes U+FFFD."""
+        """Return the text still held back, when no more tokens come; what is incomplete becomes U+FFFD."""
         ...
 
 
@@ -133,7 +133,7 @@ class TextPieces:
         )
 
     def byte_of(self, token: int) -> int | None:
-        """The byte that a byte-fallback token stands for, else None."""
+        """Return the byte that a byte-fallback token stands for, else None."""
         if token not in self._bytes:
             name = self._backend.id_to_token(token)
             if name is None:

@@ -16,7 +16,7 @@ def encode_frame(message: object) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next message, still as JSON; None at the stream's end."""
+    """Return the next message, still as JSON; None at the stream's end."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

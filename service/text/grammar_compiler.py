@@ -42,7 +42,7 @@ def trial(grammars: Grammars, grammar: str, ends: tuple[int, ...] = ()) -> str |
 
 
 def _follow(place: Constraint, nth: int, ends: tuple[int, ...]) -> str | None:
-    """Why it cannot go on, where it always takes the nth of the tokens that may come next."""
+    """Return why it cannot go on, where it always takes the nth of the tokens that may come next."""
     for _ in range(STEPS):
         allowed = np.flatnonzero(np.unpackbits(place.mask.view(np.uint8), bitorder="little"))
         allowed = allowed[~np.isin(allowed, ends)]

@@ -56,7 +56,7 @@ def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _short(call_id: str) -> str:
-    """The same for the same id."""
+    """Return a short id, the same for the same one."""
     if re.fullmatch("[A-Za-z0-9]{9}", call_id):
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest()[:8])

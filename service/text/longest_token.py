@@ -13,7 +13,7 @@ _KEEPS_ALL = frozenset({"ByteLevel", "Digits", "Metaspace"})  # of a text that i
 
 
 def longest_token(tokenizer: dict[str, Any]) -> int | None:
-    """In bytes of the text, by a tokenizer.json; None if nothing is certain.
+    """Return its bytes of the text, by a tokenizer.json; None if nothing is certain.
 
     It is certain where each byte of a text ends up in a token: with BPE over all bytes, and nothing before it
     that removes any. What is not known to keep them might not.

@@ -30,28 +30,28 @@ class AnswerParser(Protocol):
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """Return how many calls have begun."""
         ...
 
     @property
     def done(self) -> bool:
-        """Nothing that follows is wanted: the only call that may be made has been."""
+        """Return whether nothing that follows is wanted: the only call that may be made has been."""
         ...
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next is thinking, as far as can be told."""
+        """Return whether what comes next is thinking, as far as can be told."""
         ...
 
     @property
     def plain(self) -> bool:
-        """Whether all that follows is text."""
+        """Return whether all that follows is text."""
         ...
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         ...
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         ...

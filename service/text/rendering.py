@@ -79,7 +79,7 @@ async def render(
     arguments: dict[str, Any] | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The prompt that `messages` make. Raises ApiError, most often a 400 that names `param`.
+    """Return the prompt that `messages` make. Raises ApiError, most often a 400 that names `param`.
 
     continues: it ends where the content of the last message does.
     """

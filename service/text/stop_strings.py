@@ -23,7 +23,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The part of what has come that may be shown now. Once `matched` is set nothing more is."""
+        """Return the part of what has come that may be shown now. Once `matched` is set nothing more is."""
         if self.matched is not None:
             return ""
         text = self._held + text

@@ -122,7 +122,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """A schema within a grammar of several rules."""
+    """Return a schema within a grammar of several rules."""
     enforced = without_unknown_formats(schema)
     return "%json " + msgspec.json.encode({**enforced, "x-guidance": _JSON_OPTIONS}).decode()
 

@@ -70,7 +70,7 @@ class ChatTemplate:
         return variable in self.source
 
     def compile(self) -> None:
-        """As the first rendering would. Raises ValueError if the source is no template after all."""
+        """Compile as the first rendering would. Raises ValueError if the source is no template after all."""
         try:
             _ = self._template
         except (jinja2.TemplateError, RecursionError) as error:

@@ -73,7 +73,7 @@ class Tokenizer:
         return cls(backend, chat_template, is_own=is_own, eos=special.get("eos_token"))
 
     def to_json(self) -> str:
-        """The text of its tokenizer.json."""
+        """Return the text of its tokenizer.json."""
         return self._backend.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -88,7 +88,7 @@ class Tokenizer:
         return [{"role": role, "content": text} for role, text in texts]
 
     def encode_pair(self, first: str, second: str, *, add_special_tokens: bool) -> list[int]:
-        """As `encode`, of two texts that the model is to compare."""
+        """Encode as `encode` does, of two texts that the model is to compare."""
         pair = [(first, second)]
         (encoding,) = self._backend.encode_batch_fast(pair, add_special_tokens=add_special_tokens)
         tokens: list[int] = encoding.ids
@@ -113,14 +113,14 @@ class Tokenizer:
             self._pieces.token_bytes(token)
 
     def token_text(self, token: int) -> str:
-        """As `token_bytes`, with U+FFFD where a token is part of a character."""
+        """Return as `token_bytes` does, with U+FFFD where a token is part of a character."""
         text = self._texts.get(token)
         if text is None:
             text = self._texts[token] = self.token_bytes(token).decode(errors="replace")
         return text
 
     def token_name(self, token: int) -> str:
-        """The token as the vocabulary writes it."""
+        """Return the token as the vocabulary writes it."""
         return self._backend.id_to_token(token) or ""
 
     def added_token(self, text: str) -> int | None:
@@ -150,7 +150,7 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Template variables such as `bos_token`; a token is a string, or an object with its `content`."""
+    """Return template variables such as `bos_token`; a token is a string, or an object with its `content`."""
     tokens = {}
     for name in _SPECIAL_NAMES:
         value = config.get(name)

@@ -23,7 +23,7 @@ class TurnEnd:
 
     @classmethod
     def of(cls, template: ChatTemplate, added_tokens: Mapping[str, int]) -> TurnEnd:
-        """As the template ends what an assistant said; by nothing if that cannot be told.
+        """Find how the template ends what an assistant said; by nothing if that cannot be told.
 
         A token that was added to the vocabulary may have no text when it comes, so it is looked for itself.
         """

@@ -85,7 +85,7 @@ class Workers:
         raise WorkerLost
 
     def _take(self) -> _Process | None:
-        """One that waits for a question, if any does."""
+        """Return one that waits for a question, if any does."""
         self._idle = [process for process in self._idle if not process.ended]
         return self._idle.pop() if self._idle else None
 

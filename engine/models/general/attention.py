@@ -66,18 +66,18 @@ class Call:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a vector in the cache: as many for a key as for a value, and no odd number."""
+        """Return how many numbers a vector in the cache has: a key as many as a value, and no odd number."""
         most = max(self.q.shape[-1], self.v.shape[-1]) if self.expansion is None else self.k.shape[-1]
         return most + most % 2
 
     @property
     def value_dim(self) -> int:
-        """Numbers of what a query head attends to."""
+        """Return how many numbers a query head attends to."""
         return self.v.shape[-1] if self.expansion is None else self.expansion.value
 
     @property
     def plain(self) -> bool:
-        """Whether weights are the softmax of scaled scores."""
+        """Return whether weights are the softmax of scaled scores."""
         return not self.softcap and self.sinks is None and self.slopes is None
 
     @property

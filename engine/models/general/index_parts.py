@@ -47,7 +47,7 @@ class IndexParts:
 
     @property
     def scale(self) -> float:
-        """What a query's product with a key is multiplied by."""
+        """Return what a query's product with a key is multiplied by."""
         scale: float = self.module.softmax_scale
         return scale
 

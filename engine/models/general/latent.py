@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head's key or value, whichever are more."""
+        """Return how many numbers a head's key or value has, whichever has more."""
         return max(self.plain + self.rotated, self.value)
 
 

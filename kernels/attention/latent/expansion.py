@@ -21,7 +21,7 @@ class Expansion:
 
     @property
     def value(self) -> int:
-        """Numbers of a head's value."""
+        """Return how many numbers a head's value has."""
         return self.weight.shape[1] - self.plain
 
     @property

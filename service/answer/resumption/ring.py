@@ -55,7 +55,7 @@ class EventRing:
             self.bytes -= len(oldest)
 
     def since(self, number: int) -> list[bytes] | None:
-        """Event `number` and those after it. None: it is forgotten."""
+        """Return event `number` and those after it. None: it is forgotten."""
         if number < self._first:
             return None
         return [self._events[at][1] for at in range(number, self.end)]

@@ -42,7 +42,7 @@ async def messages(state: ServerState, request: Request) -> Response:
 
 
 async def count_tokens(state: ServerState, request: Request) -> Response:
-    """Those of the whole prompt, cached or not, however many they are."""
+    """Count those of the whole prompt, cached or not, however many they are."""
     _, tokenizer, _ = state.serving()
     body = await decode(request, _to_count)
     prompt = _translated(state, request, body)

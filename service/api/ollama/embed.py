@@ -24,7 +24,7 @@ _CUT = "without truncate: false only the first ones are taken"
 
 
 async def ollama_embed(state: ServerState, request: Request) -> Response:
-    """Of no text it has the model loaded, which it is."""
+    """Give a vector of each text; of no text it has the model loaded, which it is."""
     pooling = embedding_of(state)
     body = await decode(request, _embeds)
     times = state.times_of(request, served_name(state, body.model))
@@ -50,7 +50,7 @@ async def ollama_embed(state: ServerState, request: Request) -> Response:
 
 
 async def ollama_embeddings(state: ServerState, request: Request) -> Response:
-    """The older one, of one text."""
+    """Answer as the older API does, of one text."""
     pooling = embedding_of(state)
     body = await decode(request, _embeddings)
     times = state.times_of(request, served_name(state, body.model))

@@ -42,7 +42,7 @@ async def ollama_generate(state: ServerState, request: Request) -> Response:
 async def _answer(
     state: ServerState, request: Request, body: Generating, make: Make, *, asks: bool
 ) -> Response:
-    """A request that asks for nothing has the model loaded, which it is."""
+    """Answer. A request that asks for nothing has the model loaded, which it is."""
     _, tokenizer, info = state.serving()
     model = served_name(state, body.model)
     template = tokenizer.chat_template

@@ -52,7 +52,7 @@ async def ollama_tags(state: ServerState, request: Request) -> Response:
 
 
 async def ollama_ps(state: ServerState, request: Request) -> Response:
-    """All that is served is loaded, and stays."""
+    """Tell that all that is served is loaded, and stays."""
     _, _, info = state.serving()
     running: dict[str, Any] = {
         "expires_at": _FOREVER,

@@ -168,6 +168,6 @@ async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingField
 
 
 def _pair_label(pair: tuple[str, str], names: tuple[str, str]) -> Label:
-    """Of a pair that is too long, the longer text is."""
+    """Name the text that is too long: of a pair the longer one."""
     second_is_longer = len(pair[1]) >= len(pair[0])
     return Label(*(names[::-1] if second_is_longer else names))

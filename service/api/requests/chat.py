@@ -85,7 +85,7 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
     def as_template_message(self) -> dict[str, Any]:
-        """Plain types, as templates expect; a developer speaks as the system."""
+        """Return plain types, as templates expect; a developer speaks as the system."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
         if self.name is not None:

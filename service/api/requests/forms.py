@@ -86,7 +86,7 @@ class FormFields(TokenSampling, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def form_fields(self) -> list[str]:
-        """The fields that say what the text must be."""
+        """Return the fields that say what the text must be."""
         return self._own_form_fields
 
     @property
@@ -126,20 +126,20 @@ def _schema_of(given: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def _without(words: list[str]) -> str:
-    """Any text but one in which a word comes up."""
+    """Return the grammar of any text but one in which a word comes up."""
     anyhow = r"(.|\n)*"
     either = "|".join(_escaped(word) for word in dict.fromkeys(words))
     return lark_grammar(f"start: TEXT\nTEXT: /{anyhow}/ & ~/{anyhow}({either}){anyhow}/")
 
 
 def _escaped(word: str) -> str:
-    """As an expression between slashes on one line."""
+    """Write it as an expression between slashes on one line."""
     special = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "/": r"\/"}
     return "".join(special.get(each) or re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", each) for each in word)
 
 
 def _only(tokens: list[int]) -> str:
-    """Any text of these tokens."""
+    """Return the grammar of any text of these tokens."""
     runs = []
     for _, run in groupby(enumerate(sorted(set(tokens))), key=lambda pair: pair[1] - pair[0]):
         members = [token for _, token in run]

@@ -53,7 +53,7 @@ async def responses(state: ServerState, request: Request) -> Response:
 
 
 async def stored_response(state: ServerState, request: Request) -> Response:
-    """As it was answered; or delete it."""
+    """Return it as it was answered; or delete it."""
     tenant, response_id = request.state.tenant, request.path_params["response_id"]
     if request.method == "DELETE":
         await state.responses.delete(tenant, response_id)
@@ -75,7 +75,7 @@ def _check_parameter(name: str, value: str) -> None:
 
 
 async def input_items(state: ServerState, request: Request) -> Response:
-    """What was said up to a stored response, a page of it."""
+    """Return what was said up to a stored response, a page of it."""
     page = Page.of(request.query_params)
     tenant = request.state.tenant
     response = await state.responses.find(tenant, request.path_params["response_id"])

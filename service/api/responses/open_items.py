@@ -100,7 +100,7 @@ class OpenCall:
         return [self._writer.event("response.output_item.added", output_index=self._index, item=self.item)]
 
     def more(self, text: str) -> Event:
-        """More of the arguments."""
+        """Tell more of the arguments."""
         self._texts.append(text)
         return self._delta(text)
 

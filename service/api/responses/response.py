@@ -104,12 +104,12 @@ class ModelResponse:
         return StoredResponse(msgspec.json.encode(reply), conversation, items, self._inputs, self._before)
 
     def history(self) -> History:
-        """All that was said, the output so far included, for a response that goes on from here."""
+        """Return all that was said, the output so far included, for a response that goes on from here."""
         own = Turn(self.id, [*(name for name, _ in self._inputs), *(item.id for item in self.output)])
         return History(with_output(self._said, self.output), [*self._before, own])
 
     def snapshot(self, status: Status, error: ApiError | None = None) -> ResponseReply:
-        """The response as it stands."""
+        """Return the response as it stands."""
         body, params = self._body, self._params
         if status == "completed" and self._completed is None:
             self._completed = int(time.time())
@@ -179,7 +179,7 @@ async def _referred_to(
 
 
 def _logprob_budget(body: ResponseRequest) -> LogprobBudget:
-    """Those of a stream are sent as they come."""
+    """Return what carries its log-probabilities: those of a stream are sent as they come."""
     of_output = 0 if body.is_streamed or body.logprobs is None else 1 + body.logprobs
     return LogprobBudget("top_logprobs", 0, of_output, MAX_REPLY_LOGPROBS)
 

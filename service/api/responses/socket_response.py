@@ -45,7 +45,7 @@ class SocketResponse(Interruptible):
 
     @property
     def id(self) -> str | None:
-        """None before the engine has it."""
+        """Return the id; None before the engine has it."""
         return None if self._response is None else self._response.id
 
     @property
@@ -95,7 +95,7 @@ class SocketResponse(Interruptible):
             self._state.responses.keep(self._connection.state.tenant, self._response.id, stored)
 
     async def _history(self, previous: str) -> History:
-        """What this socket remembers, or else what was stored. Raises ApiError 400."""
+        """Return what this socket remembers, or else what was stored. Raises ApiError 400."""
         if previous in self._conversations:
             return self._conversations.find(previous)
         return await self._state.responses.history(self._connection.state.tenant, previous)

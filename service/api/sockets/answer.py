@@ -44,7 +44,7 @@ class TaggedAnswer(Interruptible):
 
     @property
     def ended(self) -> bool:
-        """Its last frame is due, or was taken."""
+        """Return whether its last frame is due, or was taken."""
         return self._last is not None or (self._events is not None and self._events.ended)
 
     @property

@@ -66,7 +66,7 @@ class Head(msgspec.Struct):
         return self.cancel is not UNSET
 
     def readable_tag(self) -> str | None:
-        """None if there is none, or what is there can be no tag."""
+        """Return the tag; None if there is none, or what is there can be no tag."""
         try:
             return msgspec.json.decode(self.tag, type=Tag | None)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -34,7 +34,7 @@ class ReasoningFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Tokens that must be seen even where special ones are skipped."""
+        """Return the tokens that must be seen even where special ones are skipped."""
         return (*self.begins, *self.ends, *self.around)
 
 

@@ -50,12 +50,12 @@ class HarmonyParser:
         return False
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         self._buffer += text
         return list(self._read(last=False))
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         return list(self._read(last=True))
 
     def _read(self, *, last: bool) -> Iterator[Piece]:

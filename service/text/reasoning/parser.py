@@ -69,12 +69,12 @@ class ThinkingParser:
         )
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         self._buffer += text
         return list(self._read(last=False))
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         pieces = list(self._read(last=True))
         return pieces if self._tools is None else pieces + self._tools.finish()
 
@@ -184,5 +184,5 @@ def find_marker(text: str, markers: tuple[str, ...], last: bool) -> Found:
 
 @lru_cache(maxsize=64)
 def _shape(markers: tuple[str, ...]) -> tuple[int, frozenset[str]]:
-    """The longest one's length, and what they begin with."""
+    """Return the longest one's length, and what they begin with."""
     return max(map(len, markers)), frozenset(marker[0] for marker in markers)

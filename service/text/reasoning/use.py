@@ -44,7 +44,7 @@ class Reasoning:
         continues: bool = False,
         shown: bool = True,
     ) -> Reasoning | None:
-        """None if all that the model says is its answer. `setting`: --reasoning-parser.
+        """Return it; None if all that the model says is its answer. `setting`: --reasoning-parser.
 
         continues: the prompt ends within what the model said.
         """
@@ -101,7 +101,7 @@ class Reasoning:
         return "\n".join([start, thinking, _TEXT, r"LINES: /\n*/"])
 
     def _symbol(self, marker: str) -> str:
-        """As a grammar writes it: a token, or a text."""
+        """Write it as a grammar does: a token, or a text."""
         token = self.tokenizer.added_token(marker)
         return json.dumps(marker) if token is None else f"<[{token}]>"
 
@@ -145,7 +145,7 @@ def _format(setting: str, tokenizer: Tokenizer) -> ReasoningFormat | None:
 
 
 def _said_after(tail: str, begun: int, form: ReasoningFormat) -> bool:
-    """Whether more than a line end follows what begins thinking: then a message only tells of it."""
+    """Return whether more than a line end follows what begins thinking: then a message only tells of it."""
     begin = next(each for each in form.begins if tail.startswith(each, begun))
     return bool(tail[begun + len(begin) :].strip())
 

@@ -49,7 +49,7 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def match_head(text: str, arguments: str) -> Head | bool | None:
-    """The beginning of a call, up to its arguments; None: not yet all of it; False: something else.
+    """Return the beginning of a call, up to its arguments; None: not yet all of it; False: something else.
 
     {"type": "function", "name": "...", "parameters": { — where the type may be left out.
     """
@@ -84,7 +84,7 @@ _PLAIN = {
 
 
 def may_begin_as_call(schema: dict[str, Any]) -> bool:
-    """Whether objects of a schema may begin as a call does, with a name and parameters.
+    """Return whether objects of a schema may begin as a call does, with a name and parameters.
 
     They are written in the schema's order, and properties that it does not have come last.
     """

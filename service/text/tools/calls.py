@@ -91,7 +91,7 @@ class AnswerParts:
         return parts
 
     def take_apart(self) -> Apart:
-        """All the text, all the thinking, and the calls."""
+        """Return all the text, all the thinking, and the calls."""
         parts = self.take()
         return Apart(
             "".join(part for part in parts if isinstance(part, str)),

@@ -54,24 +54,24 @@ class HarmonyCalls:
     markers = HARMONY.markers
 
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of one call."""
+        """Return the rules of a grammar of one call."""
         return "\n".join(["start: call", *self._calls(functions, forced=True)])
 
     def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of an answer, or of one call."""
+        """Return the rules of a grammar of an answer, or of one call."""
         final = '<|channel|> "final" <|message|> TEXT'
         return "\n".join([f"start: call | {final}", ANY_TEXT, *self._calls(functions, forced=False)])
 
     def call_or_document(
         self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool, document: str
     ) -> str:
-        """The rules of a grammar of one call, or of a document as the answer."""
+        """Return the rules of a grammar of one call, or of a document as the answer."""
         final = '<|channel|> "final" <|message|> document'
         calls = self._calls(functions, forced=False)
         return "\n".join([f"start: call | {final}", f"document: {document}", *calls])
 
     def tells_from_calls(self, schema: dict[str, Any]) -> bool:
-        """Whether a document of this schema never reads as a call: its channel tells."""
+        """Return whether a document of this schema never reads as a call: its channel tells."""
         return True
 
     def _calls(self, functions: Sequence[Function], *, forced: bool) -> list[str]:

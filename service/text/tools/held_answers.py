@@ -26,11 +26,11 @@ class OnlyCalls:
         return self._parser.done
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         return self._parser.push(text)
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         return [piece for piece in self._parser.finish() if not isinstance(piece, str)]
 
 
@@ -59,7 +59,7 @@ class CallsOrDocument:
         return self._is_call is False
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         if self._is_call is None:
             text, self._start = self._start + text, ""
             start = text.lstrip()
@@ -75,5 +75,5 @@ class CallsOrDocument:
         return [text] if text else []
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         return self._calls.finish() if self._is_call else []

@@ -40,13 +40,13 @@ class Incoming:
         self.begun = False  # a call, in this region
 
     def enter(self) -> None:
-        """A region begins here."""
+        """Note that a region begins here."""
         self.limit = MAX_HEAD
         self._taken = ""
         self.begun = False
 
     def begin(self) -> None:
-        """A call has begun: what was taken is not given back. Raises NoCall."""
+        """Note that a call has begun: what was taken is not given back. Raises NoCall."""
         if self.limit is not None and len(self._taken) > self.limit:
             raise NoCall
         self.begun = True
@@ -85,7 +85,7 @@ class Incoming:
         return self.text[:1]
 
     def comes(self, literal: str) -> Steps[bool]:
-        """Whether this text comes next, without taking it."""
+        """Return whether this text comes next, without taking it."""
         while not self.text.startswith(literal):
             if self.ended or not literal.startswith(self.text):
                 return False

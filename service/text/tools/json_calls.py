@@ -35,7 +35,7 @@ def read_lines(incoming: Incoming, functions: Functions) -> Steps[None]:
 
 
 def read_items(incoming: Incoming, functions: Functions, *, listed: bool) -> Steps[None]:
-    """What follows the bracket of a list; or one that stands alone."""
+    """Read what follows the bracket of a list; or one that stands alone."""
     yield from incoming.space()
     if not listed:
         yield from _item(incoming, functions)
@@ -72,7 +72,7 @@ def _item(incoming: Incoming, functions: Functions) -> Steps[None]:
 
 
 def _head(incoming: Incoming, keys: tuple[str, ...]) -> Steps[Head | None]:
-    """None: it has to be read whole."""
+    """Return its head; None: it has to be read whole."""
     while True:
         heads = [match_head(incoming.text[:MAX_HEAD], key) for key in keys]
         found = next((head for head in heads if isinstance(head, Head)), None)
@@ -159,7 +159,7 @@ def write_lines(functions: Sequence[Function], token_of: TokenOf, forced: bool, 
 
 
 def read_mistral(incoming: Incoming, functions: Functions) -> Steps[None]:
-    """A list, or name[ARGS]{…}."""
+    """Read a list, or name[ARGS]{…}."""
     yield from incoming.space()
     if (yield from incoming.next()) in ("[", "{"):
         yield from read_list(incoming, functions)

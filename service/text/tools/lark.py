@@ -17,7 +17,7 @@ ANY_TEXT = r"TEXT: /(.|\n)*/"
 
 
 def literal(text: str, token_of: TokenOf) -> str:
-    """A marker, as a grammar writes it: a token, or a text."""
+    """Return a marker, as a grammar writes it: a token, or a text."""
     token = token_of(text) if text else None
     return json.dumps(text) if token is None else f"<[{token}]>"
 
@@ -32,7 +32,7 @@ def json_of(schema: dict[str, Any]) -> str:
 
 
 def in_order(pairs: list[tuple[str, bool]], comma: str) -> str:
-    """The rules that must be there, and then any of the others, with commas between them."""
+    """Return the rules that must be there, and then any of the others, with commas between them."""
     first = [pair for pair, required in pairs if required]
     rest = [pair for pair, required in pairs if not required]
     between = f' "{comma}" '
@@ -49,7 +49,7 @@ def in_order(pairs: list[tuple[str, bool]], comma: str) -> str:
 def free_text(
     begin: str, item: str, token_of: TokenOf, *, repeated: bool, others: tuple[str, ...] = ()
 ) -> list[str]:
-    """The rules of any text in which `item` follows each `begin`: no more than once, unless it is repeated.
+    """Return the rules of any text in which `item` follows each `begin`: once, unless it is repeated.
 
     Tokens of their own are no text: those of thinking, and `others`, may stand in it.
     """

@@ -44,7 +44,7 @@ class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.parameters
 
     def as_template_tool(self) -> dict[str, Any]:
-        """In plain types, as templates expect it."""
+        """Return it in plain types, as templates expect it."""
         described = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {
             "type": "function",

@@ -19,7 +19,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 def read_python(incoming: Incoming, functions: Functions) -> Steps[None]:
-    """Calls with keywords, in a list or line by line; or JSON, as the same models write it, too."""
+    """Read calls with keywords, in a list or line by line; or JSON, as the same models write it, too."""
     yield from incoming.space()
     wrapped = yield from incoming.has("print([")
     listed = wrapped or (yield from incoming.has("["))

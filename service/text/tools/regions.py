@@ -47,17 +47,17 @@ class RegionFormat:
 
     @property
     def opening(self) -> tuple[str, ...]:
-        """What stands before calls, and ends thinking."""
+        """Return what stands before calls, and ends thinking."""
         return (*self.around[:1], *self.begins)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Tokens that must be seen even where special ones are skipped."""
+        """Return the tokens that must be seen even where special ones are skipped."""
         return tuple(filter(None, (*self.begins, self.end, *self.around, *self.within)))
 
     @property
     def written_begins(self) -> tuple[str, ...]:
-        """What stands at the beginning of calls that are written; nothing: documents may begin so, too."""
+        """Return what written calls begin with; nothing: documents may begin so, too."""
         if self.begin:
             return (*self.around[:1], self.begin)
         return () if self._writes_objects else (self.brackets[0],)
@@ -67,21 +67,21 @@ class RegionFormat:
         return not self.begin and self.brackets[0] == "{"
 
     def tells_from_calls(self, schema: dict[str, Any]) -> bool:
-        """Whether a document of this schema never reads as a call."""
+        """Return whether a document of this schema never reads as a call."""
         if self.begin:
             return True
         is_object = schema.get("type") == "object"
         return is_object and not (self._writes_objects and may_begin_as_call(schema))
 
     def must_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of one call, or of one or more if `parallel`."""
+        """Return the rules of a grammar of one call, or of one or more if `parallel`."""
         rules = self.write(functions, token_of, True, parallel)
         return "\n".join([f"start: {self._calls_alone(token_of, parallel)}", *rules]) + "\n"
 
     def call_or_document(
         self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool, document: str
     ) -> str:
-        """The rules of a grammar of calls alone, which are right, or of a document."""
+        """Return the rules of a grammar of calls alone, which are right, or of a document."""
         rules = [f"document: {document}", *self.write(functions, token_of, False, parallel)]
         return "\n".join([f"start: {self._calls_alone(token_of, parallel)} | document", *rules]) + "\n"
 
@@ -92,7 +92,7 @@ class RegionFormat:
         return f"{literal(first, token_of)} {one}{more} {literal(last, token_of)}"
 
     def may_call(self, functions: Sequence[Function], token_of: TokenOf, *, parallel: bool) -> str:
-        """The rules of a grammar of any text, in which calls are right."""
+        """Return the rules of a grammar of any text, in which calls are right."""
         rules = self.write(functions, token_of, False, parallel)
         if not self.begin:
             other = self.brackets.replace("[", r"\[")
@@ -125,12 +125,12 @@ class RegionParser:
         self.done = False
 
     def push(self, text: str) -> list[Piece]:
-        """The pieces that `text` settles."""
+        """Return the pieces that `text` settles."""
         self._incoming.text += text
         return list(self._read())
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left when no more text comes."""
+        """Return the pieces that are left when no more text comes."""
         self._incoming.ended = True
         pieces = list(self._read())
         if not self.num_calls and self._before:

@@ -50,7 +50,7 @@ def standing_alone(function: Function, name: str) -> dict[str, Any]:
 
 
 def is_text(schema: dict[str, Any]) -> bool:
-    """Whether values are strings, and nothing else."""
+    """Return whether values are strings, and nothing else."""
     return schema.get("type") == "string"
 
 

@@ -47,7 +47,10 @@ class ToolUse:
 
     @classmethod
     def of(cls, body: ToolRequest, tokenizer: Tokenizer) -> ToolUse | None:
-        """None if it has no tools to call, or the model's chat template knows none. Raises FieldError."""
+        """Return it; None if it has no tools to call, or the model's chat template knows none.
+
+        Raises FieldError.
+        """
         template = tokenizer.chat_template
         form = None if template is None else template.tool_format
         if form is None or not body.offered_functions:

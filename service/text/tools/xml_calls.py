@@ -59,7 +59,7 @@ def read_qwen(incoming: Incoming, functions: Functions) -> Steps[None]:
 
 
 def read_glm(incoming: Incoming, functions: Functions) -> Steps[None]:
-    """The name, and then pairs of <arg_key> and <arg_value>."""
+    """Read the name, and then pairs of <arg_key> and <arg_value>."""
     yield from incoming.space()
     name = yield from incoming.word()
     function, told = named(functions, name), Told()
