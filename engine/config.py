@@ -70,7 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.preemption_mode == "swap" and self.swap_space == 0:
             raise ValueError("--preemption-mode swap needs host memory: --swap-space must be more than 0")
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
-            raise ValueError("--num-gpu-blocks-override must be at least 1")
+            raise ValueError(
+                f"--num-gpu-blocks-override must be at least 1, got {self.num_gpu_blocks_override}"
+            )
         if self.kv_cache_memory_bytes is not None:
             if self.kv_cache_memory_bytes < 1:
                 raise ValueError(

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.arguments import ChatPrompt, Message, chat_prompt, engine_settings
 from quire.engine.config import EngineConfig, KVCacheDtype, ModelImpl, PreemptionMode, Progress
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.pooling import Runner
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.tokenizer import Tokenizer
@@ -61,7 +61,8 @@ class Configured:
         raise NotImplementedError
 
     def _read_tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(resolve_model(self._config.model), self._chat_template)
+        folder = resolve_model(self._config.model, files=TOKENIZER_FILES)  # the engine fetches the weights
+        return Tokenizer.from_folder(folder, self._chat_template)
 
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""

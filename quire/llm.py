@@ -51,8 +51,8 @@ class LLM(Configured):
     def _begin(self, on_progress: Callable[[Progress], None] | None) -> None:
         if on_progress is None:
             on_progress = PhaseBars().show if sys.stderr.isatty() else lambda _: None
+        self.tokenizer = self._read_tokenizer()  # first: what is wrong with it costs no start
         core, self.info = start_with_graphs(self._config, on_progress)
-        self.tokenizer = self._read_tokenizer()
         self._engine: OfflineEngine | None = OfflineEngine(core, self.tokenizer)
         self._ids = itertools.count()
 

@@ -22,10 +22,10 @@ def check_model(name_or_path: str) -> None:
     if name_or_path and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
-    elif _HUB_ID.fullmatch(name_or_path) is None:
+    elif folder.is_file() or _HUB_ID.fullmatch(name_or_path) is None:
         kind = "a file" if folder.is_file() else "no folder"
         raise ValueError(
-            f"{name_or_path} is {kind}, and no Hub id (owner/name) either; give a folder that "
+            f"{name_or_path or repr('')} is {kind}, and no Hub id (owner/name) either; give a folder that "
             "save_pretrained wrote"
         )
 

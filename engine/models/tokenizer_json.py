@@ -52,9 +52,14 @@ def eos_of_tokenizer(folder: Path) -> tuple[int, ...]:
     said = said.get("content") if isinstance(said, dict) else said
     if not isinstance(said, str) or not has_tokenizer(folder):
         return ()
-    described = json.loads(tokenizer_json(folder))
-    added = [each["id"] for each in described.get("added_tokens", ()) if each["content"] == said]
-    vocabulary = described["model"].get("vocab")
+    try:
+        described = json.loads(tokenizer_json(folder))
+        added = [each["id"] for each in described.get("added_tokens", ()) if each["content"] == said]
+        vocabulary = described["model"].get("vocab")
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{folder / FILE} is no tokenizer: {error!r}; mend it, or download it again"
+        ) from None
     if not added and isinstance(vocabulary, dict) and said in vocabulary:
         added = [vocabulary[said]]
     return tuple(added[:1])

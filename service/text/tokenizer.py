@@ -54,14 +54,13 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, template: str | None = None) -> Tokenizer:
-        """From what `save_pretrained` wrote. Raises ValueError that says what is missing.
+        """Read what `save_pretrained` wrote. Raises ValueError that says what is missing, or wrong.
 
         template: a chat template to use instead of the model's usual one, as --chat-template has it: the name
         of one of its others, of one of ours, or a file.
         """
         folder = Path(folder)
-        file = folder / FILE
-        backend = Backend.from_file(str(file)) if file.is_file() else Backend.from_str(tokenizer_json(folder))
+        backend = _backend(folder)
         config = read_json(folder / "tokenizer_config.json") or {}
         special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
         source, is_own = (
@@ -147,6 +146,17 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
     if decoder["type"] == "Sequence":
         return [kind for part in decoder["decoders"] for kind in _decoder_types(part)]
     return [decoder["type"]]
+
+
+def _backend(folder: Path) -> Backend:
+    """Return the tokenizer of a folder, of its file as that is. Raises ValueError."""
+    file = folder / FILE
+    if not file.is_file():
+        return Backend.from_str(tokenizer_json(folder))
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # it raises no other kind
+        raise ValueError(f"{file} is no tokenizer: {error}; mend it, or download it again") from None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -16,14 +16,18 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["./missing", "/missing/model", "a/b/c", "../a", "", "https://host/a"])
+NO_MODELS = ("./missing", "/missing/model", "a/b/c", "../a", "", "https://host/a", "model.safetensors")
+
+
+@pytest.mark.parametrize("name", NO_MODELS)
 def test_a_path_that_is_no_folder_is_never_asked_of_the_hub(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: asked.append(args[0]))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="is no folder, and no Hub id"):
+    Path("model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"^.+ is (no folder|a file), and no Hub id"):
         resolve_model(name)
     assert asked == []
 

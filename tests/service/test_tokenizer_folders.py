@@ -7,13 +7,16 @@ import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sentencepiece
 import tiktoken
 from transformers import AutoTokenizer
 
+from quire import LLM, llm
 from quire.commands.settings import chat_template
+from quire.engine.models.tokenizer_json import eos_of_tokenizer
 from quire.engine.sequences.grammar import grammars_of
 from quire.service.text.detokenizer import _ALPHABET
 from quire.service.text.tokenizer import Tokenizer
@@ -52,6 +55,18 @@ def test_a_template_and_the_tokens_that_it_names(tmp_path: Path, where: str) -> 
     (end,) = tokenizer.encode("<|end|>", add_special_tokens=False)
     assert tokenizer.encode("hello", add_special_tokens=True)[0] == end
     assert tokenizer.encode("hello", add_special_tokens=False)[0] != end
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b'{"model": 5}', b"\xff\xfe"])
+def test_a_broken_tokenizer_is_named_before_a_model_is_loaded(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    monkeypatch.setattr(llm, "start_with_graphs", Mock(side_effect=AssertionError("the engine was started")))
+    for read in (Tokenizer.from_folder, eos_of_tokenizer, lambda folder: LLM(str(folder))):
+        with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer: .*; mend it, or download it"):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["files", "config"])
