@@ -12,7 +12,7 @@ import torch
 from quire.engine.config import EngineConfig
 from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.layers import layer_shapes
 from quire.engine.models.native_config import read_native
 from quire.kernels.formats.kv_format import KVFormat
@@ -30,7 +30,8 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     """Print what each operation is computed by, a step after the other; of this machine without a name."""
     device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
     gpu = gpu_of(device) if gpu_name is None else KNOWN[gpu_name]
-    model = read_native(resolve_model(config.model, lambda done, total: None))
+    model = read_native(resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES))
+    model.refuse_longer(config.max_model_len or 0)
     name = config.dtype
     if name == "auto":
         name = model.dtype if gpu.has_kernels else "float32"

@@ -48,6 +48,9 @@ class Conversation:
 
     def take(self, line: str) -> None:
         """Answer a message, or do what a command says. Raises Ended."""
+        if any("\ud800" <= character <= "\udfff" for character in line):
+            self.tell("No answer: that is not UTF-8, which this terminal or the file must be in.")
+            return
         if not line.startswith("/"):
             if line.strip():
                 self._answer({"role": "user", "content": line})

@@ -64,6 +64,13 @@ def run(arguments: Namespace) -> int:
         raise UsageError(f"--workload {unknown[0]}: there is {', '.join(WORKLOADS)}")
     if arguments.runs < 1:
         raise UsageError(f"--runs must be at least 1, got {arguments.runs}")
+    if arguments.profile is not None:
+        try:
+            arguments.profile.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--profile {arguments.profile} is no folder to write to: {error.strerror}"
+            ) from None
     config = engine_config(arguments)
     check_folders(config)
     core, info = start_engine(config, PhaseBars().show)

@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> int:
         SamplingParams(**sampling_settings(arguments))
     if arguments.chat_template is not None and not arguments.chat:
         raise UsageError("--chat-template is of chats: give --chat too")
-    text = arguments.prompt if arguments.prompt is not None else _read_prompt()
+    text = _utf8("--prompt", arguments.prompt) if arguments.prompt is not None else _read_prompt()
     llm = load_llm(arguments)
     prompt = (
         llm.chat_prompt([{"role": "user", "content": text}])
@@ -60,7 +60,16 @@ def run(arguments: Namespace) -> int:
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         print("Type the prompt; Ctrl-D on an empty line ends it.", file=sys.stderr)
-    return sys.stdin.read()
+    return _utf8("standard input", sys.stdin.read())
+
+
+def _utf8(source: str, text: str) -> str:
+    """Return the text. Raises UsageError for bytes that were no UTF-8, which come as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{source} is not UTF-8, from character {error.start + 1} on: convert it") from None
+    return text
 
 
 def token_budget(asked: int | None, prompt: int, limit: int, default: int | None) -> int:

@@ -199,6 +199,8 @@ def test_what_keeps_a_server_from_starting_is_told_before_it_starts(
         ("bench /nowhere", r"/nowhere is no folder, and no Hub id .*"),
         ("doctor /nowhere", r"/nowhere is no folder, and no Hub id .*"),
         ("doctor /nowhere --plan", r"/nowhere is no folder, and no Hub id .*"),
+        ("generate --prompt hi\udcff", r"--prompt is not UTF-8, from character 3 on: convert it"),
+        ("bench --profile /dev/null/x", r"--profile /dev/null/x is no folder to write to: Not a directory"),
     ],
 )
 def test_a_value_that_cannot_be_ends_a_command_before_anything_starts(

@@ -104,6 +104,16 @@ def test_each_line_of_a_pipe_is_a_message(
     assert parrot.asked[1][0][-1]["content"] == "two\nlines"
 
 
+def test_what_is_no_utf_8_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\udcff\nhello\n"))
+    parrot = Parrot()
+    converse(parrot, "", {})
+    assert "that is not UTF-8" in str(capsys.readouterr())
+    assert [asked[-1]["content"] for asked, _ in parrot.asked] == ["hello"]
+
+
 # -- who answers --------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from unittest.mock import Mock
 from typing import Any, get_args
 
 import pytest
@@ -111,10 +112,11 @@ def test_what_was_measured_is_kept_when_a_trace_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("quire.loadtest.workloads.WORKLOADS", {"short": lambda: [Work([1] * 30, 4)]})
-    results, no_folder = tmp_path / "results.jsonl", tmp_path / "file"
-    no_folder.write_text("")
-    with pytest.raises(OSError, match="file"):
-        main([*BENCH, "--workload", "short", "--result-file", str(results), "--profile", str(no_folder)])
+    full = Mock(side_effect=OSError("no space left"))
+    monkeypatch.setattr("quire.loadtest.offline.profiling.profile_steps", full)
+    results, traces = tmp_path / "results.jsonl", tmp_path / "traces"
+    with pytest.raises(OSError, match="no space left"):
+        main([*BENCH, "--workload", "short", "--result-file", str(results), "--profile", str(traces)])
     assert json.loads(results.read_text())["traced"] is None
 
 

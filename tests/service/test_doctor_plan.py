@@ -42,3 +42,8 @@ def test_it_names_a_recipe_for_each_operation_of_each_step(
 
 def test_a_gpu_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--gpu goes with --plan" in usage_error(["doctor", MODEL_FOLDER, "--gpu", "H100"], capsys)
+
+
+def test_there_is_no_plan_of_more_tokens_than_the_model_has() -> None:
+    with pytest.raises(SystemExit, match=r"--max-model-len \(9999\) is more than the model's max_position"):
+        main(["doctor", MODEL_FOLDER, "--plan", "--max-model-len", "9999"])
