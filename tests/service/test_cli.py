@@ -4,8 +4,8 @@ import io
 import json
 import re
 from pathlib import Path
-from unittest.mock import Mock
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
