@@ -171,7 +171,11 @@ class AsyncEngine:
             await self._changed.wait()
 
     async def stop(self) -> None:
-        """End the engine process; open streams end with "abort"."""
+        """End the engine process; open streams end with "abort".
+
+        One that still loads listens to nobody, and has nothing to lose: it is killed at once.
+        """
+        is_loading = self.state == "loading"
         self._end_streams("abort")
         if self._pump_task is not None:
             self._pump_task.cancel()
@@ -180,6 +184,9 @@ class AsyncEngine:
         if self._writer is not None:
             self._writer.close()
         if self._process is not None:
+            if is_loading:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
             try:
                 async with asyncio.timeout(EXIT_SECONDS):
                     await self._process.wait()

@@ -366,3 +366,20 @@ def test_a_model_that_is_not_there_is_refused_by_name() -> None:
         await engine.stop()
 
     asyncio.run(scenario())
+
+
+def test_an_engine_that_still_loads_is_not_waited_for(
+    llama: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not look at its socket before it is ready."""
+    monkeypatch.setattr("quire.engine.client.EXIT_SECONDS", 600)
+
+    async def stop() -> None:
+        engine = AsyncEngine(EngineConfig(model=str(llama[0])))
+        await engine.start()
+        assert engine._process is not None and engine.state == "loading"
+        engine._process.send_signal(signal.SIGSTOP)  # as if it loaded for long
+        await asyncio.wait_for(engine.stop(), 60)
+        assert engine._process.returncode == -signal.SIGKILL
+
+    asyncio.run(stop())
