@@ -85,7 +85,7 @@ class RequestStream:
             self._waiter.set_result(None)
 
     def push_token(self, index: int, token: int) -> None:
-        """One that a sequence goes on with; it joins what has come for that and is not taken yet."""
+        """Take a token that a sequence goes on with; it joins what has come for that and is not taken yet."""
         if self._latest is not None and self._latest.index == index:
             self._latest.tokens.append(token)
         else:

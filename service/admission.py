@@ -55,7 +55,7 @@ class QueueLimits:
         self.tokens += tokens
 
     def start(self, tokens: int) -> None:
-        """The first token of one has come."""
+        """Note that the first token of one has come."""
         self.leave(tokens)
         self._starts.append(self._clock())
 

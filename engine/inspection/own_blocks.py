@@ -70,7 +70,7 @@ class OwnBlocks:
         )
 
     def _remember(self, request: int, group: SequenceGroup) -> None:
-        """The lists grow with the sequences."""
+        """Remember the prefixes of a group's sequences, in lists that grow with these."""
         self._asked.pop(request, None)
         self._asked[request] = [sequence.prefixes for sequence in group.sequences]
 

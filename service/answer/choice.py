@@ -84,13 +84,13 @@ class Choice:
         self.last_time = 0.0  # when its latest token came
 
     def echo(self, text: str, logprobs: list[LogprobEntry]) -> None:
-        """The prompt stands before the text."""
+        """Have the prompt stand before the text."""
         self.texts.append(text)
         self.logprobs.extend(logprobs)
         self._length = len(text)
 
     def add(self, output: Output) -> None:
-        """Nothing is added once it has finished (the engine may be ahead of a stop string)."""
+        """Add it, unless it has finished (the engine may be ahead of a stop string)."""
         if self.finish_reason is not None:
             return
         tokens = output.tokens
@@ -158,7 +158,7 @@ class Choice:
             self.texts.append(text)
 
     def _finish(self, reason: str, stop: int | str | None) -> None:
-        """No more text comes. `stop`: the token or the string that ended it."""
+        """End it: no more text comes. `stop`: the token or the string that ended it."""
         if self._parser is not None and self.parts is not None:
             for piece in self._parser.finish():
                 self.parts.add(piece)

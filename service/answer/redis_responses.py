@@ -134,11 +134,11 @@ class RedisResponses:
         self._patient_client = _client(url, _LONG_TIMEOUT)
 
     async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        """Those that are larger than all the room are not kept."""
+        """Keep it, unless it is larger than all the room."""
         await self._keep(self._client, tenant, response_id, response)
 
     async def keep_slowly(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        """As keep, with more time for it."""
+        """Do as `keep` does, with more time for it."""
         await self._keep(self._patient_client, tenant, response_id, response)
 
     async def answers(self) -> bool:

@@ -49,7 +49,7 @@ class ResponseStore:
         return self._shares.total
 
     def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
-        """Those that are larger than all the room are not kept."""
+        """Keep it, unless it is larger than all the room."""
         size = response.size
         if size > self._max_bytes:
             return

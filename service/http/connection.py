@@ -70,7 +70,7 @@ class Connection(Interruptible):
             raise reason from None
 
     async def _abort_transport(self) -> None:
-        """A plain close would wait for ever for the client to read what is buffered."""
+        """Abort it: a plain close would wait for ever for the client to read what is buffered."""
         self._abort()
         await asyncio.wait([self._gone], timeout=1)  # until the server, too, knows that it is gone
 

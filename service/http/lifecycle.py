@@ -108,10 +108,10 @@ class OrderlyServer(uvicorn.Server):
         await self._stop.wait()
 
     def _begin_drain(self) -> None:
-        """No more requests are taken from now on."""
+        """Take no more requests from now on."""
 
     async def _close(self) -> None:
-        """Nothing runs any more."""
+        """Close what is left: nothing runs any more."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -121,7 +121,7 @@ class OrderlyServer(uvicorn.Server):
         self._life = self._loop.create_task(self._live())
 
     async def _listen_more(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Copies of the listening sockets, which share their queues.
+        """Listen on copies of the sockets, too, which share their queues.
 
         Of 256 clients that come at once the last would else wait for 256 turns of a loop that is busy.
         """
@@ -142,7 +142,7 @@ class OrderlyServer(uvicorn.Server):
         self.stop_soon()
 
     def stop_soon(self) -> None:
-        """As a signal does; from any thread."""
+        """Stop as a signal does; from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._hurry)
         else:

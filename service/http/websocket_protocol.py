@@ -31,7 +31,7 @@ class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def handle_connect(self, event: Request) -> None:
-        """The app gets a way to drop the connection: a plain close waits until all has been read."""
+        """Give the app a way to drop the connection: a plain close waits until all has been read."""
         super().handle_connect(event)
         if self.response.status_code == 101:
             self.scope["state"]["abort"] = self.transport.abort

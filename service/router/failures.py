@@ -19,7 +19,7 @@ class Failures:
         return round(self._left(now)) if self._load else 0
 
     def add(self, sent_at: float, now: float) -> None:
-        """A request failed. Those that were under way at the last failure failed with that one."""
+        """Note that a request failed. Those that were under way at the last failure failed with that one."""
         if sent_at >= self._then:
             self._load = min(MOST, 2 * self._left(now) + FIRST)
             self._then = now

@@ -40,7 +40,7 @@ class Fleet:
         return iter(self._replicas.values())
 
     def resolved(self, urls: Sequence[str]) -> None:
-        """These are behind the name now. What runs elsewhere may end there, unless that falls silent."""
+        """Note who is behind the name now. What runs elsewhere may end there, unless that falls silent."""
         for replica in self:
             replica.leaving = replica.url not in urls
         self._forget()

@@ -80,7 +80,7 @@ class RunningResponses:
         return event.type in _ENDS and event.type != "response.failed"
 
     def _settle(self, stream_id: str | None) -> None:
-        """One that was asked for has begun, or is refused: replicas name its stream as the client did."""
+        """Note that one has begun, or is refused: replicas name its stream as the client did."""
         self._asked[stream_id] -= 1
         if self._asked[stream_id] <= 0:
             del self._asked[stream_id]

@@ -228,7 +228,7 @@ class Passage(Interruptible):
         self._state.response_affinity.settle(key, self._line.replica)
 
     def _count(self) -> None:
-        """A drain waits for what runs."""
+        """Count what runs, which a drain waits for."""
         if self._running:
             self._state.generations.add(self)
         else:

@@ -85,7 +85,7 @@ class SocketResponse(Interruptible):
         self._end(self._events.finish())
 
     def _end(self, last: list[Event]) -> None:
-        """In order: others may go on from here."""
+        """End it in order: others may go on from here."""
         assert self._response is not None
         self._due += last
         self._conversations.keep(self._response.id, self._response.history())

@@ -121,7 +121,7 @@ class SocketSession(Interruptible, Generic[A]):
         self.answers[answer] = asyncio.get_running_loop().create_task(steps)
 
     def put(self, answer: A) -> None:
-        """The answer has messages."""
+        """Note that the answer has messages."""
         self._put(answer)
 
     def say(self, message: bytes) -> None:
