@@ -91,6 +91,6 @@ class GrammarQueue:
 def _refusal(error: BaseException) -> ValueError:
     """Return what a compilation ended with as the refusal of its requests: nothing else has failed."""
     if isinstance(error, ValueError):
-        return error.with_traceback(None)  # which holds the frames of the thread
+        return error
     logger.error("a grammar could not be compiled", exc_info=error)
     return ValueError(f"the grammar cannot be compiled: {type(error).__name__}: {error}")

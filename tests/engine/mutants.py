@@ -864,12 +864,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a refusal keeps what it refuses",
-        "sequences.grammar_queue",
-        "refusal.with_traceback(None)",
-        "refusal",
-    ),
-    Mutant(
         "an error keeps the step that raised it",
         "core",
         "        error.__traceback__ = None  # whose frames hold the step that holds the error: a cycle\n",
@@ -954,6 +948,5 @@ NOTICED_BY = {
     "a block that is given out counts as room": "windows",
     "a group that has ended keeps its sequences": "memory",
     "the last samples keep whose they were": "memory",
-    "a refusal keeps what it refuses": "memory",
     "an error keeps the step that raised it": "memory",
 }

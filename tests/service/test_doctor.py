@@ -114,7 +114,8 @@ def test_what_the_engine_refuses_is_a_verdict(
     ]:
         assert re.match(f"{no}.*{told}", verdict(*words))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "sysconf", lambda name: 1)
+        known = os.sysconf
+        patched.setattr(os, "sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else known(name))
         assert re.match(f"{no}no memory .* --num-gpu-blocks-override", verdict())
 
 
