@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,9 @@ from quire.kernels.pointwise.norm import add_rms_norm
 UNITS = 2**24 + 2**16  # 16-bit numbers of a buffer: two-shot sums of 16 MiB, one-shot ones of 32 / ranks
 HIDDEN = 4096  # of what is measured
 KIB = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it
+CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it that count
+WARM_UP = 10  # replays before those
+ALIKE = 1.03  # times as long: what two ways of the same speed may differ by
 _groups = itertools.count()
 
 Gather = Callable[[int], tuple[int, ...]]
@@ -92,56 +94,72 @@ def _mapped(rank: int, size: int, device: torch.device, store: dist.Store) -> _M
 def measured(buffers: SymmetricBuffers, library: Callable[[Tensor], Tensor], gather: Gather) -> PeerKernels:
     """Time each way at each size on all ranks, beside the library's sum; return the kernels with limits.
 
-    A way is taken up to the size from which on another is quicker. The slowest rank's times count, so all
-    ranks choose the same.
+    The slowest rank's times count, so all ranks choose the same.
     """
-    limits = {"one_shot": 0, "fused": 0, "two_shot": 0}
-    still = set(limits)
+    times: dict[int, dict[str, int]] = {}
     for kib in KIB:
         x = torch.zeros(kib * 1024 // (2 * HIDDEN), HIDDEN, dtype=torch.bfloat16, device=buffers.own.device)
         residual, weight = torch.zeros_like(x), x.new_ones(HIDDEN)
         ways: dict[str, Callable[[], object]] = {"library": partial(library, x)}
-        fits_one = one_shot_units(x, buffers.ranks) <= buffers.units
-        if fits_one:
+        if one_shot_units(x, buffers.ranks) <= buffers.units:
             ways["one_shot"] = partial(one_shot, x, buffers)
             ways["fused"] = partial(one_shot_norm, x, residual, weight, 1e-5, buffers)
         if two_shot_units(x, buffers.ranks) <= buffers.units:
             ways["two_shot"] = partial(two_shot, x, buffers)
         ways["norm"] = partial(add_rms_norm, x, residual, weight, 1e-5)
-        times = {name: max(gather(_nanoseconds(call, gather))) for name, call in ways.items()}
-        sums = [times[name] for name in ("library", "one_shot", "two_shot") if name in times]
-        quick = {
-            "one_shot": times.get("one_shot") == min(sums),
-            "fused": fits_one and times["fused"] <= min(sums) + times["norm"],
-            "two_shot": "two_shot" in times and times["two_shot"] <= times["library"],
-        }
-        still &= {name for name, yes in quick.items() if yes}
-        for name in still:
-            limits[name] = x.nbytes
-        if not still:
+        times[x.nbytes] = _nanoseconds(ways, gather)
+        if not any(suited(times[x.nbytes]).values()):
             break
-    return PeerKernels(buffers, Limits(**limits))
+    return PeerKernels(buffers, limits_of(times))
 
 
-def _nanoseconds(call: Callable[[], object], gather: Gather) -> int:
-    """Return what a call takes in a CUDA graph on this rank, the median of some replays."""
+def limits_of(times: Mapping[int, Mapping[str, int]]) -> Limits:
+    """Return up to which size each way is taken, of the times by size in bytes: until another is quicker."""
+    limits = {"one_shot": 0, "fused": 0, "two_shot": 0}
+    still = set(limits)
+    for num_bytes in sorted(times):
+        still &= {name for name, yes in suited(times[num_bytes]).items() if yes}
+        for name in still:
+            limits[name] = num_bytes
+    return Limits(**limits)
+
+
+def suited(times: Mapping[str, int]) -> dict[str, bool]:
+    """Tell which ways are about as quick as any other of one size: one that cannot be taken has no time."""
+    sums = [times[name] for name in ("library", "one_shot", "two_shot") if name in times]
+    least = {"one_shot": min(sums), "fused": min(sums) + times["norm"], "two_shot": times["library"]}
+    return {name: name in times and times[name] <= ALIKE * most for name, most in least.items()}
+
+
+def _nanoseconds(ways: Mapping[str, Callable[[], object]], gather: Gather) -> dict[str, int]:
+    """Return what a call takes in a CUDA graph, the median of some replays on the slowest rank.
+
+    The ways take turns, once all are compiled: a device that waited for a compiler has a low clock for a
+    while, which would count against whoever is timed then.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    times: dict[str, list[int]] = {name: [] for name in ways}
     with torch.cuda.stream(stream):
-        call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            for _ in range(CALLS):
-                call()
-        times = []
-        for _ in range(ROUNDS):
-            gather(0)
-            graph.replay()  # the first waits for the last rank
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(int(begin.elapsed_time(end) * 1e6 / CALLS))
-    return sorted(times)[len(times) // 2]
+        graphs = {name: _captured(call, stream) for name, call in ways.items()}
+        for _ in range(WARM_UP + ROUNDS):
+            for name, graph in graphs.items():
+                gather(0)
+                graph.replay()  # the first waits for the last rank
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+                times[name].append(int(begin.elapsed_time(end) * 1e6 / CALLS))
+    return {name: max(gather(sorted(each[WARM_UP:])[ROUNDS // 2])) for name, each in times.items()}
+
+
+def _captured(call: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(CALLS):
+            call()
+    return graph
