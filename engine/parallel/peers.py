@@ -29,8 +29,7 @@ from quire.kernels.pointwise.norm import add_rms_norm
 UNITS = 2**24 + 2**16  # 16-bit numbers of a buffer: two-shot sums of 16 MiB, one-shot ones of 32 / ranks
 HIDDEN = 4096  # of what is measured
 KIB = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it that count
-WARM_UP = 10  # replays before those
+CALLS, ROUNDS = 10, 5  # calls in a graph, and replays of it
 ALIKE = 1.03  # times as long: what two ways of the same speed may differ by
 _groups = itertools.count()
 
@@ -94,23 +93,36 @@ def _mapped(rank: int, size: int, device: torch.device, store: dist.Store) -> _M
 def measured(buffers: SymmetricBuffers, library: Callable[[Tensor], Tensor], gather: Gather) -> PeerKernels:
     """Time each way at each size on all ranks, beside the library's sum; return the kernels with limits.
 
-    The slowest rank's times count, so all ranks choose the same.
+    The slowest rank's times count, so all ranks choose the same. All ways run before any is timed: a device
+    that has just waited for a compiler has a low clock, which would count against whoever is timed then.
     """
+    ways_by_size = {kib * 1024: _ways(kib * 1024, buffers, library) for kib in KIB}
+    for ways in ways_by_size.values():
+        for call in ways.values():
+            call()
+            torch.cuda.synchronize(buffers.own.device)
     times: dict[int, dict[str, int]] = {}
-    for kib in KIB:
-        x = torch.zeros(kib * 1024 // (2 * HIDDEN), HIDDEN, dtype=torch.bfloat16, device=buffers.own.device)
-        residual, weight = torch.zeros_like(x), x.new_ones(HIDDEN)
-        ways: dict[str, Callable[[], object]] = {"library": partial(library, x)}
-        if one_shot_units(x, buffers.ranks) <= buffers.units:
-            ways["one_shot"] = partial(one_shot, x, buffers)
-            ways["fused"] = partial(one_shot_norm, x, residual, weight, 1e-5, buffers)
-        if two_shot_units(x, buffers.ranks) <= buffers.units:
-            ways["two_shot"] = partial(two_shot, x, buffers)
-        ways["norm"] = partial(add_rms_norm, x, residual, weight, 1e-5)
-        times[x.nbytes] = _nanoseconds(ways, gather)
-        if not any(suited(times[x.nbytes]).values()):
+    for num_bytes, ways in ways_by_size.items():
+        times[num_bytes] = {name: max(gather(_nanoseconds(call, gather))) for name, call in ways.items()}
+        if not any(suited(times[num_bytes]).values()):
             break
     return PeerKernels(buffers, limits_of(times))
+
+
+def _ways(
+    num_bytes: int, buffers: SymmetricBuffers, library: Callable[[Tensor], Tensor]
+) -> dict[str, Callable[[], object]]:
+    """Return the ways that have room for an x of so many bytes, and the norm, which "fused" has beside it."""
+    x = torch.zeros(num_bytes // (2 * HIDDEN), HIDDEN, dtype=torch.bfloat16, device=buffers.own.device)
+    residual, weight = torch.zeros_like(x), x.new_ones(HIDDEN)
+    ways: dict[str, Callable[[], object]] = {"library": partial(library, x)}
+    if one_shot_units(x, buffers.ranks) <= buffers.units:
+        ways["one_shot"] = partial(one_shot, x, buffers)
+        ways["fused"] = partial(one_shot_norm, x, residual, weight, 1e-5, buffers)
+    if two_shot_units(x, buffers.ranks) <= buffers.units:
+        ways["two_shot"] = partial(two_shot, x, buffers)
+    ways["norm"] = partial(add_rms_norm, x, residual, weight, 1e-5)
+    return ways
 
 
 def limits_of(times: Mapping[int, Mapping[str, int]]) -> Limits:
@@ -131,35 +143,25 @@ def suited(times: Mapping[str, int]) -> dict[str, bool]:
     return {name: name in times and times[name] <= ALIKE * most for name, most in least.items()}
 
 
-def _nanoseconds(ways: Mapping[str, Callable[[], object]], gather: Gather) -> dict[str, int]:
-    """Return what a call takes in a CUDA graph, the median of some replays on the slowest rank.
-
-    The ways take turns, once all are compiled: a device that waited for a compiler has a low clock for a
-    while, which would count against whoever is timed then.
-    """
+def _nanoseconds(call: Callable[[], object], gather: Gather) -> int:
+    """Return what a call takes in a CUDA graph on this rank, the median of some replays."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    times: dict[str, list[int]] = {name: [] for name in ways}
     with torch.cuda.stream(stream):
-        graphs = {name: _captured(call, stream) for name, call in ways.items()}
-        for _ in range(WARM_UP + ROUNDS):
-            for name, graph in graphs.items():
-                gather(0)
-                graph.replay()  # the first waits for the last rank
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                times[name].append(int(begin.elapsed_time(end) * 1e6 / CALLS))
-    return {name: max(gather(sorted(each[WARM_UP:])[ROUNDS // 2])) for name, each in times.items()}
-
-
-def _captured(call: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        for _ in range(CALLS):
-            call()
-    return graph
+        call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(CALLS):
+                call()
+        times = []
+        for _ in range(ROUNDS):
+            gather(0)
+            graph.replay()  # the first waits for the last rank
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(int(begin.elapsed_time(end) * 1e6 / CALLS))
+    return sorted(times)[len(times) // 2]
