@@ -97,7 +97,7 @@ def not_ready(message: str, retry_after: int = 1) -> ApiError:
 
 
 def worker_lost(message: str) -> ApiError:
-    """Of the request that a process beside the server was working on; the server takes others."""
+    """Return the error of a request that a lost process beside the server worked on; it takes others."""
     return ApiError(503, message, code="worker_lost", retry_after=1)
 
 

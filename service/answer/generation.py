@@ -302,7 +302,7 @@ class Generation:
     def _finish(self, group: Group, choice: Choice, now: float) -> None:
         group.unfinished -= 1
         if group.unfinished:
-            group.stream.end_sample(group.choices.index(choice))  # does nothing, as `abort` below
+            group.stream.end_sample(group.choices.index(choice))  # if the engine has not, as below
             return
         reason = choice.finish_reason or "stop"
         self._metrics.finished["stop" if reason == "tool_calls" else reason] += 1

@@ -210,7 +210,7 @@ class OrderlyServer(uvicorn.Server):
         return any(each.is_probed for each in kept if isinstance(each, BoundedHttpProtocol))
 
     async def _wait_for_routers(self, until: float) -> None:
-        """A request that comes as its connection is closed could not be sent to another replica."""
+        """Leave routers time: a request that comes as its connection is closed cannot be sent elsewhere."""
         loop = asyncio.get_running_loop()
         left = until - loop.time()
         if left > 0:
@@ -221,7 +221,7 @@ class OrderlyServer(uvicorn.Server):
             await asyncio.sleep(POLL_SECONDS / 4)
 
     async def _wait_for_readers(self, until: float) -> None:
-        """Answers that are whole may still be read."""
+        """Wait until answers that are whole are read."""
         loop = asyncio.get_running_loop()
         while self._has_unsent() and loop.time() < until:
             if self._now.is_set():

@@ -134,7 +134,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of an answer wait for the client to read."""
+        """Return whether bytes of an answer wait for the client to read."""
         return self.transport.get_write_buffer_size() > 0
 
     @property

@@ -130,7 +130,7 @@ class Attempt:
         return ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun)
 
     def _note_outcome(self, status: int) -> None:
-        """What begins nothing tells nothing of how the rest fares there; nor does a refusal."""
+        """Note how it fared: what begins nothing tells nothing of how the rest does, nor does a refusal."""
         if self._sent.is_harmless:
             return
         if status < 400:

@@ -46,7 +46,7 @@ async def pass_events(
 
 
 async def whole_events(chunks: AsyncIterator[bytes], mark: bytes, share: Share) -> AsyncIterator[bytes]:
-    """The same bytes, cut only where an event ends, with `mark`.
+    """Yield the same bytes, cut only where an event ends, with `mark`.
 
     So what comes after a stream that broke off is an event of its own, and never part of another one.
     Bytes after the last event's end come last, if the stream ends in order. What waits for its event's end

@@ -49,7 +49,7 @@ class Fleet:
                 log.info("replica %s is there", self._add(url).name)
 
     def register(self, fingerprint: str, registered: Sequence[Registered]) -> bool:
-        """Who the registry says is there. It adds to those that it knows only. Return whether one is ready.
+        """Take in who the registry says is there, new ones where it is believed. Return if one is ready.
 
         Anybody may write there: who is new gets nothing before it has answered that it is ready.
         """

@@ -126,7 +126,7 @@ class _Exchange:
         exporter.add(lambda: [span])
 
     async def _answer(self, connection: Connection) -> Response | None:
-        """None once it was streamed. Raises ApiError."""
+        """Return the answer; None once it was streamed. Raises ApiError."""
         state = self._state
         state.check_open()
         for wanted, affinity in (
@@ -217,7 +217,7 @@ class _Exchange:
         return placement
 
     async def _choose(self, location: Location, tried: set[Replica]) -> Placement:
-        """A response is gone on from where it is stored.
+        """Choose a replica. A response is gone on from where it is stored.
 
         A stream's id is in use where it was used last, and is refused there.
         """
@@ -275,7 +275,7 @@ class _Exchange:
         await connection.write(rest, last=True)
 
     def _passed(self, placement: Placement, events: bytes) -> None:
-        """These are with the client."""
+        """Note that these are with the client."""
         self._share.give_back(len(self._sent.body))
         self._sent.body = b""
         self._notes.take_in(placement, events)

@@ -38,7 +38,7 @@ class Line:
                 await self._closing
 
     def lost(self, reason: str) -> None:
-        """The replica failed on it."""
+        """Note that the replica failed on it."""
         self.replica.failed(self._link.began, reason)
 
     def _count(self) -> None:

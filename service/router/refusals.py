@@ -30,22 +30,22 @@ def replica_lost(where: str) -> ApiError:
 
 
 def is_busy(reply: Response) -> bool:
-    """Whether a replica has not begun on the request that it answers so, for now."""
+    """Return whether a replica has not begun on the request that it answers so, for now."""
     return reply.status_code in BUSY and _code_of(reply) != ENGINE_STALLED
 
 
 def is_dead(reply: Response) -> bool:
-    """Whether a replica says that its engine died with the request."""
+    """Return whether a replica says that its engine died with the request."""
     return reply.status_code == 500 and _code_of(reply) == ENGINE_DEAD
 
 
 def lacks_a_response(reply: Response) -> bool:
-    """Whether a replica has not what a request goes on from, which another one may have."""
+    """Return whether a replica lacks what a request goes on from, which another one may have."""
     return reply.status_code == 400 and any(code in reply.body for code in NOT_FOUND)
 
 
 def is_out(reply: Response) -> bool:
-    """Whether a replica says that it takes no requests at all: not of one that needs more than it does.
+    """Return whether a replica says that it takes no requests at all, not of one that needs more.
 
     Of a 503 without a code nothing else is known.
     """

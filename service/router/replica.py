@@ -83,7 +83,7 @@ class Replica:
         self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
     def failed(self, sent_at: float, reason: BaseException | str) -> None:
-        """What it was sent then failed there."""
+        """Note that what it was sent then failed there."""
         self.failures.add(sent_at, time.monotonic())
         self.lost(reason)
 

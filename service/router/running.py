@@ -46,11 +46,11 @@ class RunningResponses:
         return len(self._created) + self._asked.total()
 
     def asks(self, text: str | None) -> bool:
-        """Whether a client's message, None if it is a binary one, is answered."""
+        """Return whether a client's message, None if it is a binary one, is answered."""
         return head_of(text).cancelled_id is None  # a refused cancel is told by its response_id
 
     def ask(self, text: str | None) -> None:
-        """It is passed on."""
+        """Note that it is passed on."""
         head = head_of(text)
         if head.cancelled_id is None:
             self._asked[head.lane] += 1
@@ -59,7 +59,7 @@ class RunningResponses:
         return error_event(error, stream_id=head_of(text).lane).data.decode()
 
     def note(self, text: str) -> bool:
-        """An event was passed on. Return whether a response has ended with it as it should."""
+        """Note that an event was passed on. Return whether a response has ended with it as it should."""
         event = _event(text)
         if event.type == "error":
             if event.response_id is None:
@@ -86,7 +86,7 @@ class RunningResponses:
             del self._asked[stream_id]
 
     def fail(self, error: ApiError) -> list[str]:
-        """The last event of each, as its replica would have told it; none runs any more."""
+        """Return the last event of each, as its replica would have told it; none runs any more."""
         ends = []
         for response_id, created in self._created.items():
             end = {

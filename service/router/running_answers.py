@@ -19,11 +19,11 @@ class RunningAnswers:
         return len(self._tags) + self._untagged
 
     def asks(self, text: str | None) -> bool:
-        """Whether a client's frame, None if it is a binary one, is answered."""
+        """Return whether a client's frame, None if it is a binary one, is answered."""
         return not _head(text).cancels
 
     def ask(self, text: str | None) -> None:
-        """It is passed on."""
+        """Note that it is passed on."""
         head = _head(text)
         if head.cancels:
             return
@@ -37,7 +37,7 @@ class RunningAnswers:
         return failed(error, _head(text).readable_tag()).decode()
 
     def note(self, text: str) -> bool:
-        """A server's frame was passed on. Return whether an answer has ended with it as it should."""
+        """Note that a server's frame was passed on. Return whether an answer has ended with it in order."""
         tail = _tail(text)
         if not tail.ends:
             return False
@@ -48,7 +48,7 @@ class RunningAnswers:
         return tail.error is None
 
     def fail(self, error: ApiError) -> list[str]:
-        """The last frame of each, as its replica would have told it; none runs any more."""
+        """Return the last frame of each, as its replica would have told it; none runs any more."""
         ends = [failed(error, tag).decode() for tag in (*self._tags, *[None] * self._untagged)]
         self._tags.clear()
         self._untagged = 0
