@@ -6,6 +6,7 @@ Peer to peer over torch's symmetric memory, never NVLink multicast.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -126,21 +127,32 @@ def _ways(
 
 
 def limits_of(times: Mapping[int, Mapping[str, int]]) -> Limits:
-    """Return up to which size each way is taken, of the times by size in bytes: until another is quicker."""
+    """Return up to which size each way is taken, of the times by size in bytes: where it gains most in all.
+
+    One size at which chance made it slow does not keep it from larger ones at which it is the quickest.
+    """
     limits = {"one_shot": 0, "fused": 0, "two_shot": 0}
-    still = set(limits)
-    for num_bytes in sorted(times):
-        still &= {name for name, yes in suited(times[num_bytes]).items() if yes}
-        for name in still:
-            limits[name] = num_bytes
+    for name in limits:
+        gained = most = 0.0
+        for num_bytes in sorted(times):
+            if name not in times[num_bytes]:
+                break
+            gained += math.log(ALIKE * _others(times[num_bytes])[name] / times[num_bytes][name])
+            if gained >= most:
+                limits[name], most = num_bytes, gained
     return Limits(**limits)
 
 
 def suited(times: Mapping[str, int]) -> dict[str, bool]:
     """Tell which ways are about as quick as any other of one size: one that cannot be taken has no time."""
-    sums = [times[name] for name in ("library", "one_shot", "two_shot") if name in times]
-    least = {"one_shot": min(sums), "fused": min(sums) + times["norm"], "two_shot": times["library"]}
-    return {name: name in times and times[name] <= ALIKE * most for name, most in least.items()}
+    return {name: name in times and times[name] <= ALIKE * most for name, most in _others(times).items()}
+
+
+def _others(times: Mapping[str, int]) -> dict[str, int]:
+    """Return by way what one size takes by the quickest of the ways that would be taken instead."""
+    without = min(times[name] for name in ("library", "two_shot") if name in times)
+    least = min(without, times.get("one_shot", without))
+    return {"one_shot": without, "fused": least + times["norm"], "two_shot": times["library"]}
 
 
 def _nanoseconds(call: Callable[[], object], gather: Gather) -> int:

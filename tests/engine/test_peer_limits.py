@@ -32,6 +32,13 @@ def test_two_ways_that_take_as_long_are_both_taken() -> None:
     }
 
 
+def test_one_size_at_which_a_way_was_slow_by_chance_does_not_keep_it_from_larger_ones() -> None:
+    quick = times(library=30_000, one_shot=5_000, fused=6_000, two_shot=9_000)
+    slow_once = quick | {"one_shot": 5_500, "two_shot": 5_000}
+    assert limits_of({SMALL: slow_once}).one_shot == 0
+    assert limits_of({SMALL: slow_once, LARGE: quick}) == Limits(LARGE, LARGE, LARGE)
+
+
 def test_what_has_no_room_is_not_taken() -> None:
     found = {SMALL: times(20_000, 5_000, 6_000, 9_000), HUGE: {"library": 9_000, "norm": 2_000}}
     assert limits_of(found) == Limits(one_shot=SMALL, fused=SMALL, two_shot=SMALL)
