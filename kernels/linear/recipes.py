@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from quire.kernels.gpu import Gpu
-from quire.kernels.linear import hopper_matmul, hopper_stream, operations, sandwich, skinny
+from quire.kernels.linear import hopper_gemv, hopper_matmul, hopper_stream, operations, sandwich, skinny
 from quire.kernels.linear.gemv import linear_of_one
+from quire.kernels.linear.hopper_gemv import linear_of_one_held
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import AddLayerNorm, ProjectIn, ProjectOut
@@ -92,9 +93,27 @@ def _multiplies_many(case: Product) -> bool:
     return hopper_matmul.supports(case.gpu, case.dtype, case.weight)
 
 
-def _of_few(name: str, fused: Callable[..., Any], *, gated: bool = False) -> tuple[Recipe[Product, Any], ...]:
-    """Return the recipes of few tokens and of one, whose kernels do what is around a product, too."""
+def _of_few(
+    name: str, fused: Callable[..., Any], *, gated: bool = False, out: bool = False
+) -> tuple[Recipe[Product, Any], ...]:
+    """Return the recipes of few tokens and of one, whose kernels do what is around a product, too.
+
+    out: the product is one into the residual.
+    """
+
+    def prefers_held(case: Product) -> bool:
+        hidden = case.weight.outputs if out else case.weight.inputs
+        return case.fused and hopper_gemv.prefers(case.weight, case.tuning, gated=gated, hidden=hidden)
+
     return (
+        Recipe(
+            name.format(product="product of one token", kernel="linear.hopper_gemv"),
+            lambda case: (
+                case.tokens == 1 and hopper_gemv.supports(case.gpu, case.dtype, case.weight, gated=gated)
+            ),
+            prefers_held,
+            lambda case: partial(fused, by=linear_of_one_held),
+        ),
         Recipe(
             name.format(product="skinny product", kernel="linear.skinny"),
             lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=gated),
@@ -153,7 +172,7 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
         always,
         lambda case: operations.merging_add,
     ),
-    *_of_few("{product} and sum ({kernel})", operations.fused_add),
+    *_of_few("{product} and sum ({kernel})", operations.fused_add, out=True),
     Recipe(
         "product of many tokens and sum (linear.hopper_matmul), then norm",
         _multiplies_many,
@@ -173,7 +192,7 @@ PROJECT_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
 
 # Products into the residual, of which a layer norm follows: a kernel of its own.
 ADD_LAYER_NORM: tuple[Recipe[Product, AddLayerNorm], ...] = (
-    *_of_few("{product} and sum ({kernel}), then layer norm", operations.fused_add_layer_norm),
+    *_of_few("{product} and sum ({kernel}), then layer norm", operations.fused_add_layer_norm, out=True),
     Recipe(
         "product of many tokens and sum (linear.hopper_matmul), then layer norm",
         _multiplies_many,
@@ -197,7 +216,7 @@ ADD_LAYER_NORM: tuple[Recipe[Product, AddLayerNorm], ...] = (
 
 # Products of which a norm goes into the residual, and of that another one follows: one kernel for both.
 ADD_SANDWICH: tuple[Recipe[Product, AddSandwich], ...] = (
-    *_of_few("{product} ({kernel}), then norm, sum and norm", sandwich.fused_add),
+    *_of_few("{product} ({kernel}), then norm, sum and norm", sandwich.fused_add, out=True),
     Recipe(
         "product of many tokens (linear.hopper_matmul), then norm, sum and norm",
         _multiplies_many,
@@ -216,7 +235,7 @@ ADD_SANDWICH: tuple[Recipe[Product, AddSandwich], ...] = (
 
 # Products of which every rank has a part: what follows is their sum over the ranks.
 PROJECT_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
-    *_of_few("{product} ({kernel}), then sum over ranks and norm", operations.fused_add_over_ranks),
+    *_of_few("{product} ({kernel}), then sum over ranks and norm", operations.fused_add_over_ranks, out=True),
     Recipe(
         "product of many tokens (linear.hopper_matmul), then sum over ranks and norm",
         _multiplies_many,

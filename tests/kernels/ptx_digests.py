@@ -29,6 +29,7 @@ from test_compile_sm90 import (
     experts_variants,
     few_tokens_variants,
     hopper_decode_variants,
+    hopper_gemv_variants,
     hopper_linear_variants,
     hopper_matmul_variants,
     hopper_variants,
@@ -42,7 +43,7 @@ def variants() -> Iterator[tuple[str, Case, int]]:
     """Yield each variant's name, its case and the compute capability that it is compiled for."""
     both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
     hopper = hopper_variants() | hopper_linear_variants() | hopper_matmul_variants()
-    hopper |= experts_variants()
+    hopper |= hopper_gemv_variants() | experts_variants()
     small = small_cases()
     for name, case in (both | hopper).items():
         yield f"90 {name}", case, 90

@@ -110,6 +110,10 @@ SPILLS_LIMIT = {
     "hopper_linear_narrow_parts_64": 0,
     "hopper_linear_gelu_tanh_16": 0,
     "hopper_linear_gelu_128": 0,
+    "hopper_gemv_norm": 0,
+    "hopper_gemv_gate": 0,
+    "hopper_gemv_add": 0,
+    "hopper_gemv_half_lines": 0,
     "hopper_matmul": 0,
     "hopper_matmul_silu": 0,
     "hopper_matmul_add": 0,
@@ -178,6 +182,7 @@ LITTLE_SHARED_MEMORY = (
 )  # bytes: with more a program has another division of L1 cache and shared memory
 LITTLE = ("decode_new", "decode_new_plain", "decode_new_short", "decode_new_fp12", "decode_new_short_fp12")
 LITTLE += ("hopper_decode_new_small", "hopper_decode_new_small_fp12")
+LITTLE += ("hopper_gemv_norm", "hopper_gemv_gate", "hopper_gemv_add")
 # What is copied to shared memory as early: by the copy engine a box for each stage of weights, two of a gate
 # and an up; or by each thread 16 bytes of 8 keys and 8 values for each stage, if the cache held them by then.
 COPIES_EARLY = {
@@ -202,6 +207,10 @@ COPIES_EARLY = {
     "hopper_linear_narrow_64": 8,
     "hopper_linear_narrow_gated_256": 12,
     "hopper_linear_narrow_parts_64": 8,
+    "hopper_gemv_norm": 3,
+    "hopper_gemv_gate": 6,
+    "hopper_gemv_add": 1,
+    "hopper_gemv_half_lines": 5,
 }
 WRITES_EARLY = {
     "decode_beside",
@@ -614,6 +623,40 @@ def hopper_linear_variants() -> dict[str, Case]:
     return found
 
 
+def hopper_gemv_variants() -> dict[str, Case]:
+    """Return products of one token that wait in shared memory, of Qwen2.5-1.5B and of others."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from quire.kernels.linear import hopper_gemv
+
+    layout = gl.NVMMASharedLayout(0, 16, rank=3)
+    # (outputs, columns, gated, added, normed, biased, activation)
+    layers = {
+        "norm": (2048, 1536, False, False, True, True, None),
+        "gate": (8960, 1536, True, False, True, False, "silu"),
+        "add": (2048, 2048, False, True, False, False, None),
+        "half_lines": (6912, 1152, False, False, True, True, "gelu_tanh"),
+    }
+    found = {}
+    for name, (outputs, columns, gated, added, normed, biased, activation) in layers.items():
+        division = hopper_gemv.division(outputs, columns, into_attention=not gated and not added)
+        assert division is not None
+        constants: dict[str, object] = {"OUTPUTS": outputs, "COLUMNS": columns, "ROWS": division.rows}
+        constants |= {"LINE": division.line, "COPIED": division.copied}
+        constants |= {"GATED": gated, "ADDED": added, "KIND": activation, "DEPENDENT": True}
+        constants |= {} if normed else {"norm": None}
+        constants |= {} if biased else {"bias": None}
+        box = f"{division.rows}, {division.copied}, {division.line}"
+        types = {"w_source": f"tensordesc<bf16[{box}],{layout!r}>", "eps": "fp32"}
+        types |= dict.fromkeys(("out", "x", "bias", "norm"), "*bf16")
+        found[f"hopper_gemv_{name}"] = Case(
+            GluonASTSource, hopper_gemv._kernel, constants, types, ("out", "x", "norm"),
+            {"num_warps": hopper_gemv.WARPS},
+        )  # fmt: skip
+    return found
+
+
 def hopper_matmul_variants() -> dict[str, Case]:
     """Return products of many tokens."""
     from triton.experimental.gluon import language as gl
@@ -813,6 +856,6 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 
 if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
-    cases |= hopper_linear_variants() | hopper_matmul_variants() | experts_variants()
+    cases |= hopper_linear_variants() | hopper_gemv_variants() | hopper_matmul_variants() | experts_variants()
     with ThreadPoolExecutor() as pool:
         print(json.dumps(dict(zip(cases, pool.map(described, cases.values()), strict=True))))

@@ -127,6 +127,21 @@ def test_one_token_of_a_wide_layer_is_multiplied_by_vectors(gpu: Gpu) -> None:
     ]
 
 
+def test_one_token_of_a_middling_layer_is_multiplied_from_shared_memory_where_it_holds_the_weight() -> None:
+    """Like Qwen3-1.7B's, whose gate and down projection are too large, and like Qwen2.5-1.5B's."""
+    held = "product of one token (linear.hopper_gemv)", "product of one token and sum (linear.hopper_gemv)"
+    gate = "norm, product of one token and silu (linear.{})"
+    for layer, gate_by in (
+        (gated(2048, 16, 8, 6144, output=Matrix(2048, 2048)), "gemv"),
+        (gated(1536, 12, 2, 8960, output=Matrix(1536, 1536)), "hopper_gemv"),
+    ):
+        into, _, out, up, down = names(plan_layer(hopper, layer, BF16, decodes(1)))
+        assert (into, out) == (f"norm and {held[0]}", held[1])
+        assert (up, down) == (gate.format(gate_by), "product of one token and sum (linear.gemv)")
+        assert "hopper_gemv" not in " ".join(names(plan_layer(GPUS[80], layer, BF16, decodes(1))))
+        assert "hopper_gemv" not in " ".join(names(plan_layer(hopper, layer, BF16, decodes(2))))
+
+
 @each_gpu
 def test_few_tokens_are_fused_in_narrow_layers_only(gpu: Gpu) -> None:
     streams = gpu.has_warpgroup_products
