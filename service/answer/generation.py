@@ -5,65 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from quire.engine.errors import EngineDeadError, FieldError
-from quire.engine.messages import FinishReason, Output, SamplingParams, TokenLogprob
+from quire.engine.messages import FinishReason, Output, SamplingParams
 from quire.service.admission import Admission
-from quire.service.answer.choice import Choice, LogprobEntry
+from quire.service.answer.choice import Choice
+from quire.service.answer.group import Group, Prompt
+from quire.service.answer.options import Options
 from quire.service.answer.replies import Usage
-from quire.service.engine_client import Engine, RequestStream
+from quire.service.engine_client import Engine
 from quire.service.errors import ApiError, engine_dead, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
-from quire.service.text.reasoning.use import Reasoning, answer_parser, markers_of
-from quire.service.text.tools.use import ToolUse
+from quire.service.text.reasoning.use import answer_parser, markers_of
 from quire.service.text.turn_end import TurnEnd
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Prompt:
-    tokens: list[int]
-    text: str | None  # what to echo; None: nothing
-
-
-@dataclass(frozen=True)
-class Options:
-    """The parts of the answer that the service itself makes."""
-
-    stops: tuple[str, ...]
-    skip_special_tokens: bool
-    continues: bool  # the text goes on where the prompt ended, rather than starting afresh
-    is_turn: bool = True  # of a chat, and so it ends with the turn
-    include_stop: bool = False  # the text shows what ended it, if that is a stop string or a plain token
-    echo_logprobs: bool = False
-    discard_output: bool = False  # max_tokens 0: the engine's one token is not shown
-    token_ids: bool = False
-    tokens_as_ids: bool = False
-    tools: ToolUse | None = None
-    reasoning: Reasoning | None = None  # how thinking is told from the answer; None: all is the answer
-    num_logprobs: int = 0  # that an answer sent at once may carry
-    best: int | None = None  # how many of a prompt's samples are returned, ranked; None: all, in order
-
-
-@dataclass
-class Group:
-    """One prompt and its choices: n, or the best_of that n are chosen of."""
-
-    prompt: Prompt
-    stream: RequestStream
-    choices: list[Choice]
-    unfinished: int
-    started: bool = False
-    first_output: float = 0.0  # when it came, as monotonic() has it
-    cached_tokens: int = 0
-    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 class Generation:
@@ -269,10 +230,9 @@ class Generation:
         group.cached_tokens = output.cached_tokens
         self.times.cached_tokens += output.cached_tokens
         group.prompt_logprobs = output.prompt_logprobs
+        group.echo(self.tokenizer, logprobs=self.options.echo_logprobs)
         for choice in group.choices:
             choice.last_time = now
-            if group.prompt.text is not None:
-                choice.echo(group.prompt.text, self._echo_entries(group))
         self._admission.queue.start(len(group.prompt.tokens))
         metrics = self._metrics
         metrics.prompt_tokens += len(group.prompt.tokens)
@@ -284,20 +244,6 @@ class Generation:
             self._first_token = now - self.arrival
         if output.queue_seconds is not None:
             metrics.queue_time.observe(output.queue_seconds, 1, request_id)
-
-    def _echo_entries(self, group: Group) -> list[LogprobEntry]:
-        if not self.options.echo_logprobs or group.prompt_logprobs is None:
-            return []
-        tokenizer, text = self.tokenizer, group.prompt.text or ""
-        detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
-        entries, offset = [], 0
-        for token, logprob in zip(group.prompt.tokens, group.prompt_logprobs, strict=True):
-            entries.append(LogprobEntry(token, logprob, offset))
-            special = tokenizer.token_text(token) if token in tokenizer.special else ""
-            if special and text.startswith(special, offset):  # it was written, not added
-                offset += len(special)
-            offset += len(detokenizer.push([token]))
-        return entries
 
     def _finish(self, group: Group, choice: Choice, now: float) -> None:
         group.unfinished -= 1

@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from quire.service.answer.choice import Choice
 from quire.service.answer.encoder import ChunkEncoder, ChunkStyle, EventEncoder, Identity
-from quire.service.answer.generation import Generation, Group
+from quire.service.answer.generation import Generation
+from quire.service.answer.group import Group
 from quire.service.answer.logprobs import prompt_logprobs
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.http.framing import Framing

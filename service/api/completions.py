@@ -8,8 +8,10 @@ from starlette.responses import Response
 
 from quire.service.answer.choice import Choice, LogprobEntry
 from quire.service.answer.encoder import ChunkStyle, Identity
-from quire.service.answer.generation import Generation, Options, Prompt
+from quire.service.answer.generation import Generation
+from quire.service.answer.group import Prompt
 from quire.service.answer.logprobs import MIN_LOGPROB
+from quire.service.answer.options import Options
 from quire.service.answer.replies import CompletionChoice, CompletionLogprobs, CompletionReply
 from quire.service.api.answers import Answer, chunked_answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget

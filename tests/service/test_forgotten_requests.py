@@ -12,7 +12,8 @@ import pytest
 from quire.engine.messages import Output
 from quire.engine.request_stream import RequestStream
 from quire.service.answer.choice import Choice
-from quire.service.answer.generation import Generation, Group
+from quire.service.answer.generation import Generation
+from quire.service.answer.group import Group
 from quire.service.answer.stream import GenerationResponse
 from quire.service.errors import not_ready
 from quire.service.http.connection import Connection

@@ -13,8 +13,10 @@ from starlette.requests import HTTPConnection
 from quire.engine.errors import FieldError
 from quire.engine.messages import SamplingParams
 from quire.service.answer.choice import Choice
-from quire.service.answer.generation import Generation, Options, Prompt
+from quire.service.answer.generation import Generation
+from quire.service.answer.group import Prompt
 from quire.service.answer.history import History, Turn
+from quire.service.answer.options import Options
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.answer.stored_responses import StoredResponse
 from quire.service.api.chat import logprobs_of
