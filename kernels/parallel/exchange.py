@@ -35,6 +35,12 @@ def send(x, at, inside, addresses_ptr, word: tl.constexpr, RANKS: tl.constexpr):
 
 
 @triton.jit
+def send_words(words, at, addresses_ptr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write 32-bit words to place `at` of every rank's memory."""
+    send(words, at, at >= 0, addresses_ptr, tl.pointer_type(tl.int32), RANKS)
+
+
+@triton.jit
 def received(at, stride, inside, most_polls, element: tl.constexpr, TERMS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the sum in fp32 of TERMS terms `stride` apart, once all have arrived; NaN after most_polls."""
     total = tl.zeros(at.shape, tl.float32)

@@ -4,7 +4,7 @@ Ranks search together for the largest value that enough logits reach, 4 bits of 
 many of its own reach 15 values, or what those weigh, and by the sums all of them take the next 4 bits. A
 round is 16 numbers a chunk of a row, and the rounds are as many as a value's bits ask for, so nothing waits
 for the device, and no list can be too short. Masses are whole numbers, so that their sums do not depend on
-how a row is cut: `peer_sampling` does the same in one kernel.
+how a row is cut: `peer_thresholds` does the same in one kernel.
 """
 
 from __future__ import annotations

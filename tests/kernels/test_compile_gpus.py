@@ -34,7 +34,7 @@ from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVForma
 from quire.kernels.gpu import Gpu
 from quire.kernels.parallel import all_reduce, terms
 from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
-from quire.kernels.sampling import logprobs, part_thresholds, peer_sampling
+from quire.kernels.sampling import logprobs, part_thresholds, peer_sampling, peer_thresholds
 from quire.kernels.sampling import masks as token_mask
 from tests.engine.nightly import NIGHTLY
 
@@ -227,7 +227,7 @@ def small_cases() -> dict[str, Case]:
         "two_shot_sum": (all_reduce._two_shot_kernel, of_two | {"TILE": all_reduce.TILE}, 8, {}),
         "sum_terms": (terms._sum_kernel, eight, 8, bf16_terms),
         "sum_one_number": (terms._sum_kernel, eight | {"length": 1}, 8, bf16_terms),
-        "kept_by_peers": (peer_sampling._keep_kernel, kept, 8, {}),
+        "kept_by_peers": (peer_thresholds._keep_kernel, kept, 8, {}),
         "drawn_by_peers": (peer_sampling._best_kernel, drawn, 4, {"best_ptr": "*fp32"}),
         "mask_tokens": (token_mask._mask_tokens_kernel, {"BLOCK": token_mask.BLOCK}, 4, {"rows_ptr": "*i64"}),
         "part_masses": (part_thresholds.masses_kernel, masses, 8, {}),

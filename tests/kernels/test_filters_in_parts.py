@@ -20,9 +20,10 @@ from quire.engine.models.config import rows_of_rank
 from quire.engine.parallel.share import of_vocabulary
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.parallel.buffers import EMPTY, SymmetricBuffers, buffers_on_one_device
-from quire.kernels.sampling import part_thresholds, peer_sampling
+from quire.kernels.sampling import part_thresholds, peer_thresholds
 from quire.kernels.sampling.parts import best_of_chunks
-from quire.kernels.sampling.peer_sampling import best_of_ranks, draw, keep_thresholds, phases_of
+from quire.kernels.sampling.peer_sampling import best_of_ranks, draw
+from quire.kernels.sampling.peer_thresholds import keep_thresholds, phases_of
 from quire.kernels.sampling.state import SamplingState
 
 HALF, FLOAT = torch.float16, torch.float32
@@ -202,7 +203,7 @@ def test_kernels_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
 )
 def test_peers_draw_what_one_rank_draws(programs, dtype, device, monkeypatch):
     """One call after the other, of which the last leaves nothing for the next."""
-    monkeypatch.setattr(peer_sampling, "CHUNK", 128)
+    monkeypatch.setattr(peer_thresholds, "CHUNK", 128)
     filters = [{"top_k": 40, "min_p": 1e-4}, {"top_k": 170, "top_p": 0.8}]
     generator = torch.Generator().manual_seed(1)
     logits = (3 * torch.randn(len(filters), 400, generator=generator)).to(device, dtype)
@@ -231,7 +232,7 @@ def test_peers_find_the_thresholds_that_gathered_rounds_find(programs, chunk, dt
         return parts._thresholds(owned[rank.rank], state, Searched(top_k=True, top_p=True))
 
     expected, _ = InTurn(2).run(gathered)
-    monkeypatch.setattr(peer_sampling, "CHUNK", chunk)
+    monkeypatch.setattr(peer_thresholds, "CHUNK", chunk)
     buffers, found = peers(2, device, programs), []
     for phase in range(phases_of(dtype)):
         phases = (phase, phase + 1)
@@ -244,7 +245,7 @@ def test_peers_find_the_thresholds_that_gathered_rounds_find(programs, chunk, dt
 
 def test_any_number_of_rows_takes_the_same_kernel(monkeypatch):
     """Mixed steps draw for any: what is compiled at start serves all, and nobody waits for a compiler."""
-    names, constants = list(inspect.signature(peer_sampling._keep_kernel.fn).parameters), set()
+    names, constants = list(inspect.signature(peer_thresholds._keep_kernel.fn).parameters), set()
 
     class Noted:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
@@ -252,7 +253,7 @@ def test_any_number_of_rows_takes_the_same_kernel(monkeypatch):
                 tuple((name, value) for name, value in zip(names, given, strict=False) if name.isupper())
             )
 
-    monkeypatch.setattr(peer_sampling, "_keep_kernel", Noted())
+    monkeypatch.setattr(peer_thresholds, "_keep_kernel", Noted())
     (first, _) = peers(2, torch.device("cpu"), 128)
     for samples in (1, 2, 5, 8, 40, 200):
         rows, _ = places(samples, first.own.device)
@@ -305,7 +306,7 @@ if HAS_GPU:
 
         All their programs must fit at once, and those that wait behind them: so rows are few and short.
         """
-        monkeypatch.setattr(peer_sampling, "CHUNK", 512)
+        monkeypatch.setattr(peer_thresholds, "CHUNK", 512)
         device, vocabulary, units = torch.device("cuda"), 12_000, 1 << 20
         width = rows_of_rank(vocabulary, ranks)
         logits = (3 * torch.randn(samples, ranks * width, device=device)).to(dtype)
