@@ -10,8 +10,11 @@ from typing import Any
 # Configs and tokenizer at the top of the repository, and weights: no pickles, no other framework's copies.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 FILES = ["model*.safetensors", *TOKENIZER_FILES]
-_TEMPLATES = "additional_chat_templates"  # the only folder of a repository that has what is wanted
-ELSEWHERE = [f"{_TEMPLATES[:at]}[!{letter}]*/*" for at, letter in enumerate(_TEMPLATES)]
+# The only folders of a repository that have what is wanted: templates, and of sentence-transformers one for
+# each module, as 1_Pooling.
+_TEMPLATES = "additional_chat_templates"
+ELSEWHERE = ["[!a0-9]*/*", "[0-9][!_]*/*"]
+ELSEWHERE += [f"{_TEMPLATES[:at]}[!{letter}]*/*" for at, letter in enumerate(_TEMPLATES) if at]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
