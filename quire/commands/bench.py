@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from quire.commands.settings import check_folders, engine_config
+from quire.commands.settings import check_folders, check_gives_text, engine_config
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
 from quire.service.commands.parser import Parser
@@ -73,6 +73,7 @@ def run(arguments: Namespace) -> int:
             ) from None
     config = engine_config(arguments)
     check_folders(config)
+    check_gives_text(config)
     core, info = start_engine(config, PhaseBars().show)
     workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
     engine = OfflineEngine(core, Tokenizer.from_folder(resolve_model(arguments.model)))

@@ -13,10 +13,11 @@ import msgspec
 
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.models.generation_config import check_generation_config
-from quire.engine.models.hub import check_model
+from quire.engine.models.hub import TOKENIZER_FILES, check_model, resolve_model
+from quire.engine.models.pooling import read_pooling
 from quire.engine.models.tokenizer_json import check_tokenizer
 from quire.service.commands.parser import lines_of
-from quire.service.commands.usage_error import of_flags
+from quire.service.commands.usage_error import UsageError, of_flags
 from quire.service.demo import MODEL_FOLDER, MODEL_NAME
 from quire.service.text.named_templates import read_template, template_of
 
@@ -50,15 +51,33 @@ def check_folders(config: EngineConfig) -> None:
     check_generation_config(config.generation_config)
 
 
+def check_gives_text(config: EngineConfig) -> None:
+    """Raise UsageError for a model that pools prompts, by its configuration: no weights are fetched or read.
+
+    Raises ValueError for a model without a folder, and for one that can neither pool nor generate.
+    """
+    pooling = read_pooling(resolve_model(config.model, files=TOKENIZER_FILES), config.runner)
+    if pooling is None:
+        return
+    if config.runner == "pooling":
+        raise UsageError("--runner pooling gives vectors, and this command is for text: leave it out")
+    raise UsageError(
+        f"{config.model} was made to embed or to score, by its folder, and this command is for text: have "
+        "quire serve run it, or give --runner generate if it has a head for text, too"
+    )
+
+
 def load_llm(arguments: Namespace) -> LLM:
-    """Return the model of a command in this process, with bars that show how it starts.
+    """Return the model of a command in this process that is for text, with bars that show how it starts.
 
     Raises UsageError that names the flag and what it may be.
     """
     from quire.llm import LLM
     from quire.service.commands.progress import PhaseBars
 
-    check_folders(engine_config(arguments))  # before anything starts
+    config = engine_config(arguments)
+    check_folders(config)  # before anything starts
+    check_gives_text(config)
     template, settings = arguments.chat_template, engine_settings(arguments)
     return LLM(arguments.model, chat_template=template, on_progress=PhaseBars().show, **settings)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import Mock
@@ -20,6 +21,8 @@ from quire.loadtest.offline import bench
 from quire.loadtest.offline.columns import COLUMNS
 from quire.loadtest.workloads import Work
 from quire.offline_engine import OfflineEngine
+from quire.service.demo import MODEL_FOLDER
+from tests.engine.pooling import as_sentence_model
 from tests.usage import usage_error
 
 BENCH = ["bench", "--device", "cpu", "--swap-space", "0", "--runs", "1"]
@@ -118,6 +121,20 @@ def test_what_was_measured_is_kept_when_a_trace_cannot_be_written(
     with pytest.raises(OSError, match="no space left"):
         main([*BENCH, "--workload", "short", "--result-file", str(results), "--profile", str(traces)])
     assert json.loads(results.read_text())["traced"] is None
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+def test_a_model_that_pools_gives_no_text_which_its_configuration_says(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("A block"))
+    for file in Path(MODEL_FOLDER).glob("*.json"):  # and no weights
+        shutil.copy(file, tmp_path)
+    said = usage_error([command, str(tmp_path), "--runner", "pooling"], capsys)
+    assert said.endswith("--runner pooling gives vectors, and this command is for text: leave it out")
+    as_sentence_model(tmp_path, "pooling_mode_lasttoken")
+    said = usage_error([command, str(tmp_path)], capsys)
+    assert re.search("was made to embed or to score, .* quire serve run it, or give --runner generate", said)
 
 
 def test_requests_have_room_for_a_prompt_and_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
