@@ -7,7 +7,6 @@ for: a process that only serves needs no torch.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from importlib.metadata import version  # which takes longer than all of Python's start
+
         return version("quire")
     if name not in _HOMES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -41,6 +41,23 @@ PROGRAM = """
 """
 
 
+# Runs `quire` with a Ctrl-C where a module is about to be imported, or where Python itself ends ("exit").
+INTERRUPTED = """
+    import atexit, runpy, signal, sys
+
+    class Finder:
+        def find_spec(self, name, *_):
+            if name == module:
+                signal.raise_signal(signal.SIGINT)
+
+    module = sys.argv.pop(1)
+    sys.meta_path.insert(0, Finder())
+    if module == "exit":
+        atexit.register(signal.raise_signal, signal.SIGINT)
+    runpy.run_module("quire", run_name="__main__", alter_sys=True)
+"""
+
+
 def run(*command: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
@@ -92,6 +109,22 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(command: str) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("quire.cli", ""),
+        ("quire.commands.table", ""),
+        ("msgspec", ""),
+        ("importlib.metadata", "quire --version: interrupted"),
+        ("exit", ""),
+    ],
+)
+def test_a_command_that_is_interrupted_at_its_start_or_end_shows_no_traceback(where: str, said: str) -> None:
+    process = run("-c", textwrap.dedent(INTERRUPTED), where, "--version")
+    _, errors = process.communicate(timeout=SECONDS)
+    assert (errors.decode().strip(), process.returncode) == (said, 130)
 
 
 def test_an_llm_shows_how_it_starts_on_a_terminal() -> None:
