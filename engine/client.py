@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
 import msgspec
 
-from quire.engine import frames
+from quire.engine import child, frames
 from quire.engine.capacity import Capacity
 from quire.engine.config import (
     EngineConfig,
@@ -92,10 +91,7 @@ class AsyncEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                *self.program,
-                str(theirs.fileno()),
+                *child.command(*self.program, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
             )

@@ -1,7 +1,7 @@
 """The engine in a process of its own: a frame for each command in, and one of outputs out for each step.
 
-`python -m quire.engine.process FD` speaks length-prefixed msgpack over the inherited socket FD. The parent
-ends it by closing the socket.
+As `quire.engine.child` runs it, with the number of an inherited socket, over which it speaks length-prefixed
+msgpack. The parent ends it by closing the socket.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -174,8 +173,6 @@ def _answer(inspector: Inspector, ask: Ask) -> AnswerFrame:
 
 def main() -> None:
     configure_logging()
-    for told in (signal.SIGINT, signal.SIGTERM):  # which reach a whole group: the parent decides, and drains
-        signal.signal(told, signal.SIG_IGN)
     gc.disable()  # what imports make by the hundred thousand is no garbage
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)

@@ -1,6 +1,6 @@
 """A rank other than 0 in its process: builds its part of the model, and launches what rank 0 tells.
 
-`python -m quire.engine.parallel.follower FD` has an inherited socket FD to rank 0, which ends it by closing
+As `quire.engine.child` runs it, with the number of an inherited socket to rank 0, which ends it by closing
 that.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -100,8 +99,6 @@ def _end_with(connection: socket.socket) -> None:
 
 def main() -> None:
     configure_logging()
-    for told in (signal.SIGINT, signal.SIGTERM):  # which reach a whole group: rank 0 decides
-        signal.signal(told, signal.SIG_IGN)
     gc.disable()  # what imports make by the hundred thousand is no garbage
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.setblocking(True)

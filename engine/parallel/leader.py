@@ -8,7 +8,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from quire.engine import child
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.device.streams import CudaHandle, ThreadHandle
@@ -124,7 +124,7 @@ class Leader:
         with theirs:
             self._processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "quire.engine.parallel.follower", str(theirs.fileno())],
+                    child.command("quire.engine.parallel.follower", str(theirs.fileno())),
                     pass_fds=[theirs.fileno(), self.writer.fd, self._store_fd],
                     stdin=subprocess.DEVNULL,
                 )

@@ -146,7 +146,18 @@ LAB = {f"quire.engine.{name}" for name in ("lab.lesson", "lab.pool", "lab.sequen
 FRONT = {"quire.kernels.formats.cache_spec"} | {
     f"quire.engine.{name}"
     for name in (
-        *("arrays", "capacity", "client", "config", "errors", "frames", "hashing", "logs", "messages"),
+        *(
+            "arrays",
+            "capacity",
+            "child",
+            "client",
+            "config",
+            "errors",
+            "frames",
+            "hashing",
+            "logs",
+            "messages",
+        ),
         *("inspection.messages", "inspection.replay", "lab.paths", "lab.view", "memory.move_kinds"),
         *("records", "request_stream"),
         *("models.attention_shape", "models.cache_groups", "models.config"),
