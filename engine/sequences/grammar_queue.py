@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 
 from quire.engine.messages import Request
 from quire.engine.sequences.grammar import STACK_BYTES, Constraint, Grammars
-from quire.engine.threads import one_thread
+from quire.engine.threads import DaemonWorker
 
 logger = logging.getLogger("quire.engine")
 
@@ -23,7 +23,7 @@ class GrammarQueue:
         self._kept: OrderedDict[str, Constraint] = OrderedDict()
         self._waiting: list[Request] = []  # in the order of arrival
         self._compiling: dict[str, Future[Constraint]] = {}  # of each grammar, in the order in which they end
-        self._worker = one_thread("quire-grammar", STACK_BYTES)
+        self._worker = DaemonWorker("quire-grammar", STACK_BYTES)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from quire.engine.sequences.grammar import STACK_BYTES, Constraint, Grammars, find_masks, load_vocabulary
-from quire.engine.threads import one_thread
+from quire.engine.threads import DaemonWorker
 from quire.service.text.grammar_errors import in_own_words
 from quire.service.text.worker import Answer, work
 
@@ -61,7 +61,7 @@ def _prepare(opening: bytes) -> Answer:
     grammars = Grammars(lambda: load_vocabulary(*msgspec.structs.astuple(vocabulary)))
     with contextlib.suppress(ValueError):  # which each grammar is then told
         _ = grammars.vocabulary
-    thread = one_thread("quire-trial", TRIAL_STACK_BYTES)
+    thread = DaemonWorker("quire-trial", TRIAL_STACK_BYTES)
 
     def answer(question: bytes) -> str | None:
         grammar = msgspec.json.decode(question, type=str)

@@ -41,6 +41,26 @@ PROGRAM = """
 """
 
 
+# Compiles a grammar that never ends.
+COMPILING = """
+    import threading
+    from quire.engine.messages import SamplingParams
+    from quire.engine.sequences.grammar import Grammars
+    from quire.llm import LLM
+
+    def compile(self, grammar):
+        print("begin", flush=True)
+        threading.Event().wait()
+
+    Grammars.compile = compile
+    llm = LLM(device="cpu", dtype="float32", num_gpu_blocks_override=400, swap_space=0)
+    try:
+        llm.generate("A block", SamplingParams(grammar="start: \\"a\\""))
+    except KeyboardInterrupt:
+        assert not llm.core.has_work
+        print("interrupted", flush=True)
+"""
+
 # Runs `quire` with a Ctrl-C where a module is about to be imported, or where Python itself ends ("exit").
 INTERRUPTED = """
     import atexit, runpy, signal, sys
@@ -81,6 +101,19 @@ def test_a_program_that_is_interrupted_goes_on_with_the_same_llm() -> None:
         out, errors = process.communicate(timeout=SECONDS)
         assert (out, process.returncode) == (b"end\n", 0), errors.decode()
         assert errors == b""  # nor how it starts: that is for a terminal
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_program_ends_whatever_a_grammars_compilation_does() -> None:
+    process = run("-c", textwrap.dedent(COMPILING))
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"begin\n"
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=SECONDS)
+        assert (out, errors.decode(), process.returncode) == (b"interrupted\n", "", 0)
     finally:
         process.kill()
         process.communicate()
