@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.engine.memory.prefix_cache import Found
+from quire.engine.memory.window_blocks import WindowBlocks
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.sequence import Sequence, SequenceGroup
 
@@ -37,16 +38,31 @@ def attach(state: SchedulerState, sequence: Sequence, found: Found) -> None:
 
 
 def begin_later(state: SchedulerState, sequence: Sequence) -> None:
-    """Begin a later sequence of a group: it shares the prompt of the first one, and may find more."""
+    """Begin a later sequence of a group: it shares the prompt of the first one, and may find more.
+
+    Of a prompt that was found in some cache groups and not in others, the first one computes all blocks anew:
+    those that were found are no use then, beside its own the group would need more than it was let in for.
+    """
     blocks, first = state.blocks, sequence.group.in_cache[0]
     most = (sequence.num_tokens - 1) // blocks.block_size
     found = blocks.contents.first_on_device(sequence, find(state, sequence), most)
     shared = min(sequence.group.num_prompt // blocks.block_size, most)
-    if first is not sequence and shared > len(found) and blocks.reaches(first, shared):
+    shares_more = shared > len(found) or not _are_of(first, found, shared)
+    if first is not sequence and shares_more and blocks.reaches(first, shared):
         blocks.fork(first, sequence, shared)
         state.rows.context[sequence.row] = shared * blocks.block_size
     else:
         attach(state, sequence, found)
+
+
+def _are_of(first: Sequence, found: Found, end: int) -> bool:
+    """Return whether what was found is, before logical block `end`, what `first` has there."""
+    full = [WindowBlocks(0, found.device)] if first.table else []
+    return all(
+        table.block(logical) == part.blocks[logical - part.first]
+        for table, part in zip(first.tables, [*full, *found.windows], strict=bool(found))
+        for logical in range(max(table.first, part.first), min(table.end, part.end, end))
+    )
 
 
 def blocks_to_resume(state: SchedulerState, group: SequenceGroup) -> int:

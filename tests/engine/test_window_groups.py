@@ -8,8 +8,12 @@ import pytest
 
 from quire.engine.hashing import BlockHasher
 from quire.engine.memory.prefix_cache import Found
+from quire.engine.messages import Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
+from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.lifecycle import preempt
 from quire.engine.sequences.sequence import Sequence
+from tests.engine.oracle import expected_tokens
 from tests.engine.simulation import make_core, simulate
 from tests.engine.tables import Tables
 
@@ -195,6 +199,38 @@ def test_any_schedule_gives_the_same_tokens(windows: tuple[int, ...], keeps_all:
         done += simulate(seed, pushed=seed % 3 == 1, windows=windows, keeps_all=keeps_all)
     reached = ("swaps", "recomputes", "copies", "cached", "from host", "evictions", "pinned")
     assert all(done[name] for name in reached), done
+
+
+def test_a_prompt_that_one_group_has_lost_is_the_same_blocks_for_all_samples_in_every_group() -> None:
+    """What another group has left of it is not named beside them: that is more blocks than there are."""
+    core = make_core(14, 8, 2, 64, windows=(7,))
+    params = SamplingParams(n=2, max_tokens=17, temperature=1.0, ignore_eos=True, seed=1)
+    request = Request(0, list(range(10)), params)
+    core.add(request)
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    state, (cache, window) = core.scheduler.state, core.scheduler.blocks.caches
+    (group,) = state.waiting
+
+    def step() -> None:
+        for output in core.step():
+            tokens[output.index] += output.tokens
+
+    while len(tokens[0]) < 14:
+        step()
+    preempt(state, group, swapped=False)
+    state.waiting.clear()  # until the step in flight is committed
+    step()
+    state.waiting.append(group)
+    for block in state.blocks.pool.next_to_evict(14):
+        if block in window:
+            state.blocks.pool.discard(block)
+            window.forget(block)
+    assert len(cache) and not len(window)
+    while core.has_work:
+        step()
+        check_scheduler(state)
+    assert tokens == {index: expected_tokens(request, index) for index in range(2)}
+    assert core.scheduler.preemption.recomputes == 0
 
 
 def test_what_the_device_had_no_room_for_is_found_in_host_memory_in_each_group() -> None:
