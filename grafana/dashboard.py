@@ -22,7 +22,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-from grafana.panels import ROWS, Panel, Query
+from grafana.panels import ROWS, Panel
+from grafana.queries import Query
 
 # In the chart's folder, since Helm reads no other; grafana/dashboard.json is a link to it.
 PATH = Path(__file__).parents[1] / "helm" / "files" / "dashboard.json"
