@@ -47,8 +47,8 @@ def begin_later(state: SchedulerState, sequence: Sequence) -> None:
     most = (sequence.num_tokens - 1) // blocks.block_size
     found = blocks.contents.first_on_device(sequence, find(state, sequence), most)
     shared = min(sequence.group.num_prompt // blocks.block_size, most)
-    shares_more = shared > len(found) or not _are_of(first, found, shared)
-    if first is not sequence and shares_more and blocks.reaches(first, shared):
+    shares = shared > 0 and first is not sequence and blocks.reaches(first, shared)
+    if shares and (shared > len(found) or not _are_of(first, found, shared)):
         blocks.fork(first, sequence, shared)
         state.rows.context[sequence.row] = shared * blocks.block_size
     else:
@@ -60,7 +60,7 @@ def _are_of(first: Sequence, found: Found, end: int) -> bool:
     full = [WindowBlocks(0, found.device)] if first.table else []
     return all(
         table.block(logical) == part.blocks[logical - part.first]
-        for table, part in zip(first.tables, [*full, *found.windows], strict=bool(found))
+        for table, part in zip(first.tables, [*full, *found.windows], strict=True)
         for logical in range(max(table.first, part.first), min(table.end, part.end, end))
     )
 
