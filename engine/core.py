@@ -58,6 +58,7 @@ class EngineCore:
         self._capture_at = float("-inf")  # not before then while requests run
         self._unreturned: list[Output] = []  # of a step that has not ended yet
         self.torn = False  # a step was left where no other can go on
+        self._interrupted = False  # the last one was left while it launched, or waited
 
     @property
     def has_work(self) -> bool:
@@ -160,8 +161,8 @@ class EngineCore:
             self._unreturned += self._add_compiled()
         self._unreturned += resume_masked(self.scheduler.state, self.mask_wait)
         begin = self.clock()
-        interrupted = len(in_flight) > (0 if bisection.in_progress else 1)  # before it could commit
-        plan = self.plan = None if interrupted else bisection.schedule(begin)
+        # Who was preempted may come back once the step that was in flight then is committed, and not before.
+        plan = self.plan = None if self._interrupted else bisection.schedule(begin)
         scheduled = self.clock()
         if plan is not None:
             self._launch(plan)
@@ -171,14 +172,14 @@ class EngineCore:
         if in_flight and (plan is None or len(in_flight) > 1 or bisection.in_progress):
             handle = in_flight[0].handle
             assert handle is not None, "a step that was never launched"
-            self.torn = False
+            self.torn, self._interrupted = False, True
             try:
                 result = handle.wait()
             except Exception as error:
-                self.torn = True
+                self.torn, self._interrupted = True, False
                 outputs.others += self._recover(error)
             else:
-                self.torn = True
+                self.torn, self._interrupted = True, False
                 waited = self.clock()
                 outputs = bisection.committed(self.scheduler.commit(result))
         if nothing_else:
@@ -207,7 +208,7 @@ class EngineCore:
             in_flight[-1].handle = _NotLaunched(error)  # not in a variable, which its frames would hold
         except BaseException:
             in_flight[-1].handle = _NotLaunched(RuntimeError("the launch of a step was interrupted"))
-            self.torn = False
+            self.torn, self._interrupted = False, True
             raise
 
     def _recover(self, error: Exception) -> list[Output]:

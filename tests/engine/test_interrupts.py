@@ -65,12 +65,17 @@ def most_in_flight(core: Any) -> int:
     return len(core.scheduler.state.in_flight)
 
 
+@pytest.mark.parametrize("pushed", [False, True])
 @pytest.mark.parametrize("places", [("wait",), ("launch",), ("launch", "wait")])
-def test_every_request_has_its_tokens_however_often_steps_are_interrupted(places: tuple[str, ...]) -> None:
+def test_every_request_has_its_tokens_however_often_steps_are_interrupted(
+    places: tuple[str, ...], pushed: bool
+) -> None:
+    """Whoever is preempted meanwhile, too."""
     interrupts = 0
     for seed in range(30):
         rng = random.Random(seed)
-        core = interrupted_core(seed, *places, delays=random.Random(seed))
+        preempting = random.Random(seed) if pushed else None
+        core = interrupted_core(seed, *places, delays=random.Random(seed), pushed=preempting)
         requests = [random_request(rng, i, 12, 6) for i in range(8)]
         requests = [request for request in requests if not core.handle(request)]
         got: dict[tuple[int, int], list[Output]] = {}
