@@ -52,16 +52,17 @@ def check_folders(config: EngineConfig) -> None:
 
 
 def check_gives_text(config: EngineConfig) -> None:
-    """Raise UsageError for a model that pools prompts, by its configuration: no weights are fetched or read.
+    """Raise ValueError for a model that pools prompts, by its configuration: no weights are fetched or read.
 
-    Raises ValueError for a model without a folder, and for one that can neither pool nor generate.
+    It is a UsageError if a flag says so. Raises ValueError, too, for a model without a folder, and for one
+    that can neither pool nor generate.
     """
     pooling = read_pooling(resolve_model(config.model, files=TOKENIZER_FILES), config.runner)
     if pooling is None:
         return
     if config.runner == "pooling":
         raise UsageError("--runner pooling gives vectors, and this command is for text: leave it out")
-    raise UsageError(
+    raise ValueError(
         f"{config.model} was made to embed or to score, by its folder, and this command is for text: have "
         "quire serve run it, or give --runner generate if it has a head for text, too"
     )
