@@ -3,7 +3,7 @@
 
 import { LEFT, readAnswers } from "./answer.js";
 import { askForKey } from "./keyprompt.js";
-import { Lines } from "./lines.js";
+import { lines } from "./lines.js";
 import { requestFor } from "./requests.js";
 import { stopStream } from "./stream.js";
 
@@ -18,7 +18,6 @@ export class Answers {
   #ended;
   #reading = new Map(); // stream → {conversation, abort}
   #waiting = new Set(); // streams that another tab reads
-  #lines = new Lines();
 
   /**
    * reads(conversation) is called when answers of it begin to be read, begun() once what was asked is stored,
@@ -121,7 +120,7 @@ export class Answers {
         }
         messages.forEach(changed);
       };
-      return this.#lines.run(() => readAnswers(messages, asked, abort.signal, changed), abort.signal, waits);
+      return lines.run(() => readAnswers(messages, asked, abort.signal, changed), abort.signal, waits);
     };
     await within(stream, async () => {
       for (const message of messages) conversation.setWriting(message, true);

@@ -2,7 +2,7 @@
 // map is the page /blocks.
 
 import { request } from "./api.js";
-import { blockEvents } from "./blocks/updates.js";
+import { followCounts } from "./counts.js";
 import { element } from "./dom.js";
 
 const MAX_CELLS = 128;
@@ -134,11 +134,11 @@ export class KvBar {
     const hide = () => abort.abort();
     document.addEventListener("visibilitychange", hide, { once: true });
     try {
-      for await (const counts of blockEvents("detail=counts", abort.signal)) {
+      await followCounts(abort.signal, (counts) => {
         this.#blocks = counts;
         this.#draw();
         this.look();
-      }
+      });
     } catch (error) {
       if (error.name !== "AbortError") throw error;
     } finally {

@@ -107,6 +107,7 @@ class StubServer:
     def __init__(self) -> None:
         self.recordings: dict[str, Recording] = {}
         self.stopped = threading.Event()  # a client has stopped an answer
+        self.watchers = 0  # so many watch the blocks now
         self.reset()
         routes = [
             *(Route(path, partial(serve, None)) for path, serve in page_files()),
@@ -157,11 +158,15 @@ class StubServer:
     async def _blocks(self, request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:
             watches = self.watches
-            yield event(self.blocks)
-            while True:
-                await asyncio.sleep(0.05)
-                if self.watches != watches:
-                    return
+            self.watchers += 1
+            try:
+                yield event(self.blocks)
+                while True:
+                    await asyncio.sleep(0.05)
+                    if self.watches != watches:
+                        return
+            finally:
+                self.watchers -= 1
 
         return self._refuses(request) or StreamingResponse(stream(), media_type="text/event-stream")
 

@@ -217,6 +217,23 @@ def test_a_finger_hits_everything_on_a_phone(visit: Callable[..., Page]) -> None
     expect(page.locator("#block-card h2")).to_have_text(re.compile(r"Block \d+"))
 
 
+def test_the_map_waits_while_answers_in_other_windows_take_the_lines(visit: Callable[..., Page]) -> None:
+    page = visit()
+    other = page.context.new_page()
+    other.goto(page.url.replace("/blocks", "/static/storage.js"))
+    other.evaluate(
+        """() => {
+            const forever = () => new Promise(() => {});
+            for (const i of [0, 1, 2, 3]) navigator.locks.request(`quire.line.${i}`, forever);
+        }"""
+    )
+    page.reload()
+    expect(page.get_by_role("status").first).to_have_text("waiting for answers in other windows")
+    other.close()
+    expect(page.get_by_role("status").first).to_have_text("live")
+    expect(count(page, "active")).to_have_text("4")
+
+
 @pytest.mark.parametrize("path", ["/blocks", "/blocks/lab"])
 def test_without_a_key_it_waits_to_be_given_one(browser: Browser, path: str) -> None:
     server = Live(Tokenizer(tiny_tokenizers.byte_level()), api_keys=("secret",))

@@ -149,3 +149,50 @@ CONTINUED_ELSEWHERE = """async () => {
 
 def test_a_continued_answer_is_picked_up_from_the_start_of_its_new_stream(blank_page: Page) -> None:
     assert blank_page.evaluate(CONTINUED_ELSEWHERE) == ["second", "streaming", "One, ", None, None]
+
+
+# Six want a line; the fifth gives up, the first ends.
+SIX = """async (locks) => {
+    if (!locks) Object.defineProperty(navigator, "locks", { value: undefined, configurable: true });
+    const { lines } = await import(`/static/lines.js?${locks}`);
+    const told = [];
+    const ends = [];
+    const aborts = [];
+    const run = (i) => {
+        aborts[i] = new AbortController();
+        const work = () => new Promise((resolve) => { told.push(`${i} runs`); ends[i] = resolve; });
+        const waits = (queued) => told.push(`${i} ${queued ? "waits" : "goes on"}`);
+        return lines.run(work, aborts[i].signal, waits).catch(({ message }) => told.push(`${i} ${message}`));
+    };
+    const until = async (count) => {
+        while (told.length < count) await new Promise((next) => setTimeout(next));
+    };
+    const all = [];
+    for (let i = 0; i < 6; i += 1) {
+        all.push(run(i));
+        await until(i + 1);
+    }
+    aborts[4].abort(new Error("leaves"));
+    await all[4];
+    ends[0]();
+    await until(10);
+    for (const i of [1, 2, 3, 5]) ends[i]();
+    await Promise.all(all);
+    all.push(run(6));
+    await until(11);
+    ends[6]();
+    await all[6];
+    delete navigator.locks;
+    return told;
+}"""
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["shared with other windows", "without locks"])
+def test_lines_are_taken_in_turn(blank_page: Page, locks: bool) -> None:
+    assert blank_page.evaluate(SIX, locks) == [
+        *("0 runs", "1 runs", "2 runs", "3 runs"),
+        *("4 waits", "5 waits"),
+        *("4 goes on", "4 leaves"),
+        *("5 goes on", "5 runs"),
+        "6 runs",
+    ]

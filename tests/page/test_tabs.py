@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator, Callable
 
 from chatting import ask, chats, endless, last_answer, prose, said
 from playwright.sync_api import Page, expect
-from stub_server import StubServer, api_error, delta, ending, opened
+from stub_server import StubServer, api_error, block_counts, delta, ending, opened
 
+from tests.waiting import until
+
+SECONDS = 20
 OpenTab = Callable[..., Page]
 # A tab to which the browser has not yet told what others stored.
 DEAF = 'window.addEventListener("storage", (event) => event.stopImmediatePropagation());'
@@ -194,3 +197,37 @@ def test_a_deletion_taken_back_holds_in_every_tab(page: Page, open_tab: OpenTab,
     expect(prose(page)).to_have_text("More.")
     page.reload()
     expect(page.locator(".asked")).to_have_text(["Question", "And"])
+
+
+def test_tabs_share_the_browsers_lines(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
+    other = open_tab()
+    stub.scripts = [endless]
+    for number in range(4):
+        tab = (page, other)[number % 2]
+        ask(tab, f"Chat {number}")
+        expect(prose(tab)).to_contain_text("more")
+        tab.get_by_role("button", name="New chat").click()
+    ask(other, "Chat 4")
+    waits = other.get_by_text("Waiting for other answers to end")
+    expect(waits).to_be_visible()
+    for tab in (page, other):
+        assert tab.evaluate("fetch('/v1/models').then(({ status }) => status)") == 200
+    other.keyboard.press("Escape")
+    expect(last_answer(other).locator(".stats")).to_have_text("Stopped")
+    other.get_by_role("button", name="Try again").click()
+    expect(waits).to_be_visible()
+    assert len(stub.requests) == 4
+    page.goto("about:blank")
+    expect(prose(other)).to_contain_text("more")
+    assert [request["messages"][0]["content"] for request in stub.requests][4:] == ["Chat 4"]
+
+
+def test_tabs_share_one_stream_of_the_blocks(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
+    tabs = [open_tab(), open_tab()]
+    for tab in (page, *tabs):
+        expect(tab.locator("#kv-active")).to_have_text("12")
+    until(lambda: stub.watchers == 1, "one tab watches for all", SECONDS)
+    stub.blocks = block_counts(13, 20, 31)
+    page.goto("about:blank")
+    for tab in tabs:
+        expect(tab.locator("#kv-active")).to_have_text("13")

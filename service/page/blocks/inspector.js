@@ -2,6 +2,7 @@
 
 import { ApiError, request } from "../api.js";
 import { element } from "../dom.js";
+import { lines } from "../lines.js";
 import { BlockCard } from "./card.js";
 import { legendOf, paint, Palette } from "./colours.js";
 import { History } from "./history.js";
@@ -131,15 +132,19 @@ async function follow() {
   for (let failures = 0; ; ) {
     const abort = new AbortController();
     const hide = () => document.hidden && abort.abort();
-    document.addEventListener("visibilitychange", hide);
-    try {
-      await untilVisible();
+    const waits = (queued) => link("connecting", queued ? "waiting for answers in other windows" : "connecting");
+    const read = async () => {
       // What was before the page was open is told once; a page that comes back has it.
       for await (const event of blockEvents(`past=${!history.newest}`, abort.signal)) {
         failures = 0;
         link("ready", "live");
         take(event);
       }
+    };
+    document.addEventListener("visibilitychange", hide);
+    try {
+      await untilVisible();
+      await lines.run(read, abort.signal, waits);
     } catch (error) {
       if (error.status === 401) {
         link("locked", "locked");
