@@ -4,6 +4,8 @@ import { element } from "./dom.js";
 import { MessageView } from "./message.js";
 
 const NEAR_END_PX = 60;
+const AT_ONCE = 12; // rows, the last ones, that are built before the page is shown
+const BUILD_MS = 50; // for building earlier ones, until whatever else waits has its turn
 
 export class Transcript {
   #list = document.getElementById("messages");
@@ -11,8 +13,8 @@ export class Transcript {
   #jump = document.getElementById("jump");
   #following = true;
   #reader;
-  #views = [];
-  #keys = []; // of each row that is shown, what is in it
+  #rows = []; // of each row {key, messages, views, node}; the first ones may be unbuilt: they have no node yet
+  #frame = 0; // in which more of them are built
 
   /** `reader` is what each MessageView wants. */
   constructor(reader) {
@@ -25,10 +27,10 @@ export class Transcript {
   /** Each row is a message, or the samples of an answer, which stand side by side. */
   show(rows) {
     this.#list.replaceChildren();
-    this.#list.classList.remove("side-by-side");
-    this.#views = [];
-    this.#keys = [];
-    for (const row of rows) this.#add(row);
+    this.#rows = rows.map(rowOf);
+    for (const row of this.#rows.slice(-AT_ONCE)) this.#list.append(this.#build(row));
+    this.#setWidth();
+    this.#buildSoon();
     this.follow();
   }
 
@@ -37,7 +39,11 @@ export class Transcript {
     return this.#views.find((view) => view.message === message);
   }
 
-  /** Draws what has changed, which mostly is that something has come to the end. The keyboard keeps its place. */
+  get #views() {
+    return this.#rows.flatMap(({ views }) => views);
+  }
+
+  /** Draws what has changed, from the first row on that is another one now. The keyboard keeps its place. */
   update(rows) {
     const place = this.#placeOfFocus();
     this.#draw(rows);
@@ -45,25 +51,65 @@ export class Transcript {
   }
 
   #draw(rows) {
-    const isShown = (message, i) => this.#views[i] === undefined || this.#views[i].message === message;
-    if (this.#keys.some((key, i) => key !== keyOf(rows[i])) || !rows.flat().every(isShown)) {
+    const isSame = ({ key, views }, row) => key === keyOf(row) && views.every(({ message }, i) => message === row[i]);
+    const at = this.#rows.findIndex((row, i) => rows[i] === undefined || !isSame(row, rows[i]));
+    const kept = at < 0 ? this.#rows.length : at;
+    for (const { node } of this.#rows.slice(kept)) node?.remove();
+    if (!this.#list.hasChildNodes()) {
       this.show(rows);
       return;
     }
+    this.#rows = this.#rows.slice(0, kept);
+    this.#passOver();
     for (const view of this.#views) view.refresh();
-    for (const row of rows.slice(this.#keys.length)) this.#add(row);
+    for (const row of rows.slice(kept).map(rowOf)) {
+      this.#list.append(this.#build(row));
+      this.#rows.push(row);
+    }
+    this.#setWidth();
     this.keepUp();
   }
 
-  #add(row) {
-    const place = (i) => (row.length > 1 ? `${i + 1} of ${row.length}` : "");
-    const views = row.map((message, i) => new MessageView(message, this.#reader, place(i)));
-    const nodes = views.map(({ node }) => node);
-    if (row.length === 1) this.#list.append(...nodes);
-    else this.#list.append(element("div", { class: "samples", role: "group", "aria-label": "Samples" }, ...nodes));
-    this.#list.classList.toggle("side-by-side", row.length > 1);
-    this.#views.push(...views);
-    this.#keys.push(keyOf(row));
+  #build(row) {
+    const { messages } = row;
+    const place = (i) => (messages.length > 1 ? `${i + 1} of ${messages.length}` : "");
+    row.views = messages.map((message, i) => new MessageView(message, this.#reader, place(i)));
+    const nodes = row.views.map(({ node }) => node);
+    const samples = () => element("div", { class: "samples", role: "group", "aria-label": "Samples" }, ...nodes);
+    row.node = nodes.length === 1 ? nodes[0] : samples();
+    return row.node;
+  }
+
+  #setWidth() {
+    this.#list.classList.toggle("side-by-side", this.#rows.at(-1)?.messages.length > 1);
+  }
+
+  /** In the next frame: what was built for the last one has been laid out by then. */
+  #buildSoon() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = requestAnimationFrame(() => this.#buildEarlier());
+  }
+
+  /** What was laid out before and is far above the end costs nothing from now on while it is out of sight. */
+  #passOver() {
+    for (const { node } of this.#rows.slice(0, -AT_ONCE)) node?.classList.add("passed");
+  }
+
+  /** Builds some of the rows that are not built yet, the last ones first. What is seen stays where it is. */
+  #buildEarlier() {
+    const end = performance.now() + BUILD_MS;
+    this.#passOver();
+    const nodes = [];
+    let at = this.#rows.findIndex(({ node }) => node) - 1;
+    for (; at >= 0 && performance.now() < end; at -= 1) nodes.unshift(this.#build(this.#rows[at]));
+    if (nodes.length === 0) return;
+    const { scrollTop, scrollHeight } = this.#scroller;
+    this.#list.prepend(...nodes);
+    if (this.#following) this.keepUp();
+    else if (scrollTop < 1 || !CSS.supports("overflow-anchor", "auto")) {
+      this.#scroller.scrollTop = scrollTop + this.#scroller.scrollHeight - scrollHeight;
+    }
+    this.#buildSoon();
   }
 
   /** Goes to the end and stays there while text comes, until the reader scrolls up. */
@@ -103,7 +149,5 @@ export class Transcript {
 }
 
 const labelOf = (button) => button.getAttribute("aria-label") ?? button.textContent;
-
-function keyOf(row) {
-  return row?.map(({ id }) => id).join();
-}
+const keyOf = (row) => row.map(({ id }) => id).join();
+const rowOf = (messages) => ({ key: keyOf(messages), messages, views: [], node: null });
