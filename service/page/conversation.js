@@ -11,7 +11,8 @@
 // A conversation may be open in several tabs. One tab writes a message, whose content only grows until its status
 // is final, so of two copies one is always further on. Nothing is ever taken out of the tree: what is dropped is marked.
 
-import { areCalls, lengthOf } from "./calls.js";
+import { lengthOf } from "./calls.js";
+import { aboutFrom, areMessages, messageFrom } from "./stored.js";
 
 const TITLE_LENGTH = 60;
 
@@ -48,25 +49,10 @@ export class Conversation {
 
   /** From what toJSON() gave, wherever it has been since. Null if it is no conversation. */
   static from(stored) {
-    const known = new Set();
-    const isMessage = (value) => {
-      const fits =
-        typeof value?.id === "string" &&
-        typeof value.content === "string" &&
-        (value.role === "user" || value.role === "assistant") &&
-        typeof value.status === "string" &&
-        (value.status !== "error" || typeof value.error?.message === "string") &&
-        (value.calls === undefined || areCalls(value.calls)) &&
-        (value.parent === null || known.has(value.parent)) &&
-        !known.has(value.id);
-      known.add(value?.id);
-      return fits;
-    };
     const isTime = typeof stored?.updated === "number" && !Number.isNaN(new Date(stored.updated).getTime());
     if (typeof stored?.id !== "string" || !isTime) return null;
-    if (!Array.isArray(stored.messages) || !stored.messages.every(isMessage)) return null;
-    const about = stored.about !== null && typeof stored.about === "object" ? stored.about : {};
-    return new Conversation({ ...stored, about });
+    if (!areMessages(stored.messages)) return null;
+    return new Conversation({ ...stored, about: aboutFrom(stored.about), messages: stored.messages.map(messageFrom) });
   }
 
   toJSON() {
@@ -79,7 +65,7 @@ export class Conversation {
   }
 
   get title() {
-    if (typeof this.#about.name === "string" && this.#about.name !== "") return this.#about.name;
+    if (this.#about.name) return this.#about.name;
     const first = this.#messages.values().next().value?.content.trim().split("\n", 1)[0] ?? "";
     return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH)}…` : first || "Empty chat";
   }

@@ -18,6 +18,7 @@ const TEXTS = ["system", "stop", "tools"];
 const CHOICES = ["json", "plain_thinking", "tools_off"];
 const CHECKED = [...NUMBERS, "tools"]; // the fields whose values may be refused
 const MAX_STOPS = 16;
+const MAX_SAMPLES = 4;
 
 /** What is well-formed of stored settings. */
 export function settingsFrom(stored) {
@@ -26,6 +27,8 @@ export function settingsFrom(stored) {
   for (const name of TEXTS) if (typeof stored?.[name] === "string" && stored[name] !== "") settings[name] = stored[name];
   for (const name of CHOICES) if (stored?.[name] === true) settings[name] = true;
   if (problemOf(settings.tools ?? "") !== "") delete settings.tools;
+  const { samples } = settings;
+  if (!Number.isInteger(samples) || samples < 1 || samples > MAX_SAMPLES) delete settings.samples;
   return settings;
 }
 
