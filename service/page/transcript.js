@@ -13,8 +13,8 @@ export class Transcript {
   #jump = document.getElementById("jump");
   #following = true;
   #reader;
-  #rows = []; // of each row {key, messages, views, node}; the first ones may be unbuilt: they have no node yet
-  #frame = 0; // in which more of them are built
+  #rows = []; // of each row {messages, views, node}; the first ones may be unbuilt: they have no node yet
+  #frame = 0; // in which the next of them are built
 
   /** `reader` is what each MessageView wants. */
   constructor(reader) {
@@ -51,8 +51,8 @@ export class Transcript {
   }
 
   #draw(rows) {
-    const isSame = ({ key, views }, row) => key === keyOf(row) && views.every(({ message }, i) => message === row[i]);
-    const at = this.#rows.findIndex((row, i) => rows[i] === undefined || !isSame(row, rows[i]));
+    const isSame = ({ messages }, row = []) => messages.length === row.length && messages.every((each, i) => each === row[i]);
+    const at = this.#rows.findIndex((row, i) => !isSame(row, rows[i]));
     const kept = at < 0 ? this.#rows.length : at;
     for (const { node } of this.#rows.slice(kept)) node?.remove();
     if (!this.#list.hasChildNodes()) {
@@ -149,5 +149,4 @@ export class Transcript {
 }
 
 const labelOf = (button) => button.getAttribute("aria-label") ?? button.textContent;
-const keyOf = (row) => row.map(({ id }) => id).join();
-const rowOf = (messages) => ({ key: keyOf(messages), messages, views: [], node: null });
+const rowOf = (messages) => ({ messages, views: [], node: null });

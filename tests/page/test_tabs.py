@@ -231,3 +231,15 @@ def test_tabs_share_one_stream_of_the_blocks(page: Page, open_tab: OpenTab, stub
     page.goto("about:blank")
     for tab in tabs:
         expect(tab.locator("#kv-active")).to_have_text("13")
+
+
+def test_without_locks_each_tab_has_lines_of_its_own(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
+    """As with plain http on another host."""
+    lockless = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
+    tabs = [open_tab(lockless), open_tab(lockless)]
+    for tab in tabs:
+        expect(tab.locator("#kv-active")).to_have_text("12")
+    until(lambda: stub.watchers == 3, "each tab watches", SECONDS)
+    stub.scripts = [said("Answer.")]
+    ask(tabs[0], "Question")
+    expect(prose(tabs[0])).to_have_text("Answer.")
