@@ -4,8 +4,7 @@ import { element } from "./dom.js";
 import { MessageView } from "./message.js";
 
 const NEAR_END_PX = 60;
-const AT_ONCE = 12; // rows, the last ones, that are built before the page is shown
-const BUILD_MS = 50; // for building earlier ones, until whatever else waits has its turn
+const AT_ONCE = 12; // rows are built at once: the last ones before any is shown, then earlier ones frame by frame
 
 export class Transcript {
   #list = document.getElementById("messages");
@@ -97,14 +96,11 @@ export class Transcript {
 
   /** Builds some of the rows that are not built yet, the last ones first. What is seen stays where it is. */
   #buildEarlier() {
-    const end = performance.now() + BUILD_MS;
+    const { scrollTop, scrollHeight } = this.#scroller; // first, while nothing has to be laid out for them
     this.#passOver();
-    const nodes = [];
-    let at = this.#rows.findIndex(({ node }) => node) - 1;
-    for (; at >= 0 && performance.now() < end; at -= 1) nodes.unshift(this.#build(this.#rows[at]));
-    if (nodes.length === 0) return;
-    const { scrollTop, scrollHeight } = this.#scroller;
-    this.#list.prepend(...nodes);
+    const unbuilt = this.#rows.filter(({ node }) => node === null);
+    if (unbuilt.length === 0) return;
+    this.#list.prepend(...unbuilt.slice(-AT_ONCE).map((row) => this.#build(row)));
     if (this.#following) this.keepUp();
     else if (scrollTop < 1 || !CSS.supports("overflow-anchor", "auto")) {
       this.#scroller.scrollTop = scrollTop + this.#scroller.scrollHeight - scrollHeight;
