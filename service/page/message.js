@@ -197,7 +197,8 @@ export class MessageView {
     if (this.#reader.isWritten(this.message)) {
       if (lost) return [element("p", { class: "note" }, "The connection was lost. Trying to pick the answer up.")];
       const silent = content + reasoning === "" && calls.length === 0;
-      if (silent) return [waiting(queued ? "Waiting for other answers to end" : "Reading the prompt")];
+      if (queued) return [waiting("Waiting for other answers to end")];
+      if (silent) return [waiting("Reading the prompt")];
       return [element("p", { class: "stats" }, ...figures(this.message))];
     }
     const nodes = status === "error" ? [this.#failure()] : [];

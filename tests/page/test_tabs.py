@@ -222,6 +222,27 @@ def test_tabs_share_the_browsers_lines(page: Page, open_tab: OpenTab, stub: Stub
     assert [request["messages"][0]["content"] for request in stub.requests][4:] == ["Chat 4"]
 
 
+def test_an_answer_that_waits_to_be_read_on_says_so(page: Page, stub: StubServer) -> None:
+    go_on = threading.Event()
+    stub.scripts = [gated(go_on, "Half of ", "it.")]
+    ask(page, "Slowly")
+    expect(prose(page)).to_have_text("Half of")
+    other = page.context.new_page()
+    other.goto(f"{stub.url}/static/storage.js")
+    other.evaluate(
+        """() => {
+            const forever = () => new Promise(() => {});
+            for (const i of [0, 1, 2, 3]) navigator.locks.request(`quire.line.${i}`, forever);
+        }"""
+    )
+    page.reload()
+    expect(last_answer(page)).to_contain_text("Waiting for other answers to end")
+    expect(prose(page)).to_have_text("Half of")
+    other.close()
+    go_on.set()
+    expect(prose(page)).to_have_text("Half of it.")
+
+
 def test_tabs_share_one_stream_of_the_blocks(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
     tabs = [open_tab(), open_tab()]
     for tab in (page, *tabs):
