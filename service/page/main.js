@@ -162,6 +162,7 @@ function askInstead(message, text) {
   if (!isReady()) return;
   library.current.ask(text, message);
   answer();
+  composer.focusWithKeyboard(); // the form that had the focus is gone
 }
 
 function answerAgain() {

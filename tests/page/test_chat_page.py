@@ -341,6 +341,19 @@ def test_edited_questions_and_new_tries_are_branches(page: Page, stub: StubServe
     expect(prose(page)).to_have_text("Further.")
 
 
+def test_the_keyboard_is_in_the_box_once_an_edit_is_sent(page: Page, stub: StubServer) -> None:
+    stub.scripts = [said("Answer."), endless]
+    ask(page, "Question")
+    expect(prose(page)).to_have_text("Answer.")
+    page.get_by_role("button", name="Edit").press("Enter")
+    page.keyboard.type(" again")
+    page.keyboard.press("Enter")
+    expect(prose(page)).to_contain_text("more more")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.keyboard.press("Escape")
+    assert stub.stopped.wait(20)
+
+
 def test_settings_are_sent_kept_and_checked(page: Page, stub: StubServer) -> None:
     stub.scripts = [said("Aye.")]
     page.get_by_role("button", name="Settings").click()
