@@ -13,10 +13,11 @@ from starlette.types import Scope
 from quire.engine.hashing import Digest
 from quire.service.http.dialects import STREAM_TYPES
 from quire.service.router.endings import BadAnswer, EngineDied
+from quire.service.router.failures import Outcome
 from quire.service.router.headers import Headers, are_well_formed, as_text, passed_on
 from quire.service.router.held import Share
 from quire.service.router.placement import Placement
-from quire.service.router.refusals import BUSY, ReplicaLost, is_dead, is_out
+from quire.service.router.refusals import ReplicaLost, is_dead, is_out, outcome_of
 from quire.service.router.sessions import UsedConnection
 
 # Of GET and HEAD nothing begins that could make a replica die.
@@ -25,7 +26,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
-PassOn = Callable[[aiohttp.ClientResponse], Awaitable[None]]
+PassOn = Callable[[aiohttp.ClientResponse], Awaitable[Outcome]]
 
 
 @dataclass
@@ -62,10 +63,11 @@ class Attempt:
         self._share = share
         self._connection = UsedConnection()
         self._is_answered = False  # its headers have come
+        self._ending: Outcome = "answered"  # how its stream ended
         self._began = time.monotonic()
 
     async def run(self, pass_on: PassOn, give_up: Callable[[], None]) -> Response | None:
-        """Return the answer. None: it was a stream, and `pass_on` has had it.
+        """Return the answer. None: it was a stream, and `pass_on` has had it and returned how it ended.
 
         `give_up` is called once it is in vain to wait for the replica. Raises ReplicaLost, also for what
         `pass_on` raises of a stream that did not end as it should.
@@ -75,7 +77,7 @@ class Attempt:
                 reply = await self._answer(pass_on)
         except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
             raise self._lost(error) from None
-        self._note_outcome(200 if reply is None else reply.status_code)
+        self._note(self._ending if reply is None else outcome_of(reply))
         if reply is not None and reply.status_code >= 400:
             self._replica.sent_prefixes.refused(self._digests)
         if reply is not None and is_out(reply):
@@ -91,7 +93,7 @@ class Attempt:
                 raise BadAnswer(f"its answer {answer.status} is no HTTP")
             is_stream = answer.content_type in STREAM_TYPES and self._sent.method != "HEAD"
             if is_stream and answer.status == 200:
-                await pass_on(answer)
+                self._ending = await pass_on(answer)
                 return None
             reply = _reply(answer, await self._whole(answer))
         if is_dead(reply):
@@ -121,7 +123,7 @@ class Attempt:
     def _lost(self, error: Exception) -> ReplicaLost:
         """Note that the replica failed, and return how."""
         replica = self._replica
-        replica.failures.add(self._began, time.monotonic())
+        replica.fared("failed", self._began)
         closed = self._connection.reused and isinstance(error, aiohttp.ServerDisconnectedError)
         if self._is_answered or not closed:  # else it may just have closed what was idle for long
             replica.lost(error)
@@ -129,14 +131,10 @@ class Attempt:
         begun = not self._sent.is_harmless and not isinstance(error, _NEVER_SENT)
         return ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun)
 
-    def _note_outcome(self, status: int) -> None:
-        """Note how it fared: what begins nothing tells nothing of how the rest does, nor does a refusal."""
-        if self._sent.is_harmless:
-            return
-        if status < 400:
-            self._replica.failures.clear()
-        elif status >= 500 and status not in BUSY:
-            self._replica.failures.add(self._began, time.monotonic())
+    def _note(self, outcome: Outcome) -> None:
+        """Note how it fared; what begins nothing tells nothing of how the rest does."""
+        if not self._sent.is_harmless:
+            self._replica.fared(outcome, self._began)
 
 
 def _reply(answer: aiohttp.ClientResponse, content: bytes) -> Response:

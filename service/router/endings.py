@@ -6,8 +6,9 @@ import re
 
 import msgspec
 
-from quire.service.errors import ENGINE_DEAD
+from quire.service.errors import ENGINE_DEAD, ENGINE_STALLED
 from quire.service.http.framing import LINES
+from quire.service.router.failures import Outcome
 
 # Of those that have a name; others are known by what they say.
 _NAMES = frozenset(
@@ -22,6 +23,8 @@ _NAMES = frozenset(
 )
 _NAME, _DATA, _ERROR = b"event: ", b"data: ", b'{"error":'
 _NAMED = re.compile(rb"%b(?:%b)\n" % (_NAME, b"|".join(map(re.escape, sorted(_NAMES)))))
+_FAULTS = frozenset({ENGINE_DEAD, ENGINE_STALLED, "engine_error", "internal_error"})
+_FAULTY_TYPES = frozenset({"server_error", "api_error"})  # OpenAI's and Anthropic's word for a status 500
 _MARK = f'"{ENGINE_DEAD}"'.encode()  # inside a JSON string its quotes would be escaped
 
 
@@ -34,8 +37,16 @@ class BadAnswer(Exception):
 
 
 class _Error(msgspec.Struct):
+    type: str | None = None
     code: str | None = None
     cause: str | None = None  # of a response's failure, whose code is OpenAI's
+
+    @property
+    def is_fault(self) -> bool:
+        """Return whether it is the replica's fault."""
+        if self.code in _FAULTS or self.cause in _FAULTS or self.type in _FAULTY_TYPES:
+            return True
+        return self.code == "server_error" and self.cause is None
 
 
 class _Response(msgspec.Struct):
@@ -45,8 +56,12 @@ class _Response(msgspec.Struct):
 class _Failure(msgspec.Struct):
     """An error's event or body, or a response that failed."""
 
-    error: _Error | None = None
+    error: _Error | str | None = None  # Ollama's is a message
     response: _Response | None = None
+
+    @property
+    def told(self) -> _Error | str | None:
+        return self.error if self.response is None else self.response.error
 
 
 class _Line(msgspec.Struct):
@@ -98,14 +113,32 @@ def is_last(event: bytes, mark: bytes) -> bool:
 
 def tells_of_death(message: bytes) -> bool:
     """Return whether a last event, a frame or a body says that the replica's engine died."""
-    if _MARK not in message:
-        return False
+    failure = _failure(message) if _MARK in message else None
+    error = None if failure is None else failure.told
+    return isinstance(error, _Error) and ENGINE_DEAD in (error.code, error.cause)
+
+
+def outcome_of_end(message: bytes) -> Outcome:
+    """Return how a request fared whose last event, or frame, this is.
+
+    Ollama's errors have no code: what is its client's fault is refused before a stream begins.
+    """
+    if b'"error":' not in message:
+        return "answered"
+    failure = _failure(message)
+    if failure is None:
+        return "refused"
+    error = failure.told
+    if error is None:
+        return "answered"
+    return "failed" if isinstance(error, str) or error.is_fault else "refused"
+
+
+def _failure(message: bytes) -> _Failure | None:
     try:
-        failure = _failures.decode(message[max(0, message.find(b"{")) :].rstrip())
+        return _failures.decode(message[max(0, message.find(b"{")) :].rstrip())
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return False
-    error = failure.error if failure.response is None else failure.response.error
-    return error is not None and ENGINE_DEAD in (error.code, error.cause)
+        return None
 
 
 def _is_done(line: bytes) -> bool:

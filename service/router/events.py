@@ -21,16 +21,16 @@ async def pass_events(
     mark: bytes,
     share: Share,
     passed: Callable[[bytes], None],
-) -> bytes | None:
+) -> tuple[bytes, bytes]:
     """Pass them on up to the last one, which ends the client's stream, and tell `passed` of them.
 
     Whatever happens after the last one, to the replica or to the router, is none of the client's business.
-    Return what is left, less than an event, if there was no last one. Raises EngineDied instead of passing
-    on that one of a replica that says so.
+    Return the last one; if there was none, no bytes, and then what is left, which is less than an event.
+    Raises EngineDied instead of passing on that one of a replica that says so.
     """
     async for events in whole_events(content.iter_any(), mark, share):
         if not events.endswith(mark):
-            return events
+            return b"", events
         before, last = split_at_last(events, mark)
         if last and tells_of_death(last):
             if before:
@@ -41,8 +41,8 @@ async def pass_events(
         passed(kept)
         if last:
             await _read_rest(content)
-            return None
-    return b""
+            return last, b""
+    return b"", b""
 
 
 async def whole_events(chunks: AsyncIterator[bytes], mark: bytes, share: Share) -> AsyncIterator[bytes]:

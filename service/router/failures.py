@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 HALF_LIFE_SECONDS = 5.0
 FIRST = 8.0  # sequences: outweighs no prefix that is cached there, but two failures in a row do
 MOST = 1024.0
+
+# How a request fared. Refused: by its own fault or for now, which tells nothing of how others fare.
+Outcome = Literal["answered", "refused", "failed"]
 
 
 class Failures:

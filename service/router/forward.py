@@ -19,8 +19,9 @@ from quire.service.http.connection import STREAM_HEADERS, ClientGone, Connection
 from quire.service.http.dialects import dialect_of
 from quire.service.router.answer_notes import AnswerNotes
 from quire.service.router.attempt import Attempt, Sent
-from quire.service.router.endings import BadAnswer
+from quire.service.router.endings import BadAnswer, outcome_of_end
 from quire.service.router.events import pass_events
+from quire.service.router.failures import Outcome
 from quire.service.router.headers import Headers, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
@@ -256,8 +257,8 @@ class _Exchange:
 
     async def _stream(
         self, connection: Connection, placement: Placement, answer: aiohttp.ClientResponse
-    ) -> None:
-        """Raises what says that the replica failed."""
+    ) -> Outcome:
+        """Return how it ended. Raises what says that the replica failed."""
         if self._is_endless:  # a drain does not wait for it
             self._state.check_open()
             self._state.generations.discard(connection)
@@ -267,12 +268,13 @@ class _Exchange:
         self._stream_headers = [header for header in own if header[0] not in _OF_STREAMS]
         mark = dialect_of(self._request.url.path).framing.after
         passed = partial(self._passed, placement)
-        rest = await pass_events(answer.content, connection, mark, self._share, passed)
-        if rest is None:
-            return
+        last, rest = await pass_events(answer.content, connection, mark, self._share, passed)
+        if last:
+            return outcome_of_end(last)
         if not self._is_endless:
             raise BadAnswer("its stream ended without a last event")
         await connection.write(rest, last=True)
+        return "answered"
 
     def _passed(self, placement: Placement, events: bytes) -> None:
         """Note that these are with the client."""

@@ -137,7 +137,7 @@ class Handshake:
                 socket = await self._open(placement)
         except ApiError as refusal:
             if refusal.status >= 500 and refusal.status not in BUSY:
-                replica.failures.add(began, time.monotonic())
+                replica.fared("failed", began)
             raise
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             replica.failed(began, error)

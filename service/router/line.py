@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 
+from quire.service.router.failures import Outcome
 from quire.service.router.handshake import Handshake, Link
 from quire.service.router.replica import Replica
 
@@ -16,6 +18,7 @@ class Line:
     def __init__(self, handshake: Handshake, link: Link) -> None:
         self._handshake = handshake
         self._link = link
+        self._sent_at = link.began  # when it was asked last
         self._requests = contextlib.ExitStack()
         self._give_up: Callable[[], None] = lambda: None
         self._closing: asyncio.Task[bool] | None = None  # of the WebSocket that was left
@@ -39,7 +42,11 @@ class Line:
 
     def lost(self, reason: str) -> None:
         """Note that the replica failed on it."""
-        self.replica.failed(self._link.began, reason)
+        self.replica.failed(self._sent_at, reason)
+
+    def fared(self, outcome: Outcome) -> None:
+        """Note how what was asked on it fared."""
+        self.replica.fared(outcome, self._sent_at)
 
     def _count(self) -> None:
         self._requests.close()
@@ -55,6 +62,7 @@ class Line:
         self._closing = asyncio.create_task(left.socket.close())  # not to wait for its answer
 
     async def send(self, message: str | bytes) -> None:
+        self._sent_at = time.monotonic()
         socket = self._link.socket
         await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
 

@@ -7,6 +7,7 @@ import re
 from starlette.responses import Response
 
 from quire.service.errors import ENGINE_DEAD, ENGINE_STALLED, ERROR_HEADER, REPLICA_LOST, ApiError
+from quire.service.router.failures import Outcome
 from quire.service.router.response_affinity import NOT_FOUND
 
 BUSY = frozenset({429, 503})  # another replica may say better; else this is the answer
@@ -32,6 +33,13 @@ def replica_lost(where: str) -> ApiError:
 def is_busy(reply: Response) -> bool:
     """Return whether a replica has not begun on the request that it answers so, for now."""
     return reply.status_code in BUSY and _code_of(reply) != ENGINE_STALLED
+
+
+def outcome_of(reply: Response) -> Outcome:
+    """Return how the request fared that a replica answers so."""
+    if reply.status_code < 400:
+        return "answered"
+    return "failed" if reply.status_code >= 500 and not is_busy(reply) else "refused"
 
 
 def is_dead(reply: Response) -> bool:

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from quire.engine.hashing import Digest
 from quire.engine.registry.redis import Load
-from quire.service.router.failures import Failures
+from quire.service.router.failures import Failures, Outcome
 from quire.service.router.sent_prefixes import SentPrefixes
 
 log = logging.getLogger("quire.router")
@@ -82,9 +82,16 @@ class Replica:
         self.draining = load.draining
         self._report, self._reported, self._in_flight_then = (epoch, seq), load, self.in_flight
 
+    def fared(self, outcome: Outcome, sent_at: float) -> None:
+        """Note how a request fared that it was sent then."""
+        if outcome == "answered":
+            self.failures.clear()
+        elif outcome == "failed":
+            self.failures.add(sent_at, time.monotonic())
+
     def failed(self, sent_at: float, reason: BaseException | str) -> None:
         """Note that what it was sent then failed there."""
-        self.failures.add(sent_at, time.monotonic())
+        self.fared("failed", sent_at)
         self.lost(reason)
 
     def lost(self, reason: BaseException | str) -> None:

@@ -11,6 +11,8 @@ from quire.service.api.responses.events import error_event
 from quire.service.api.responses.heads import head_of
 from quire.service.api.responses.replies import ResponseFailure
 from quire.service.errors import ApiError
+from quire.service.router.endings import outcome_of_end
+from quire.service.router.failures import Outcome
 
 _ENDS = frozenset(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))
 
@@ -58,15 +60,16 @@ class RunningResponses:
     def refusal(self, text: str | None, error: ApiError) -> str:
         return error_event(error, stream_id=head_of(text).lane).data.decode()
 
-    def note(self, text: str) -> bool:
-        """Note that an event was passed on. Return whether a response has ended with it as it should."""
+    def note(self, text: str) -> Outcome | None:
+        """Note that an event was passed on. Return how a response ended with it; None: none has."""
         event = _event(text)
         if event.type == "error":
             if event.response_id is None:
                 self._settle(event.stream_id)
-            return False
+                return outcome_of_end(text.encode())
+            return None
         if event.response_id is None:
-            return False
+            return None
         if event.type == "response.created":
             self._settle(event.stream_id)
             self._created[event.response_id] = event
@@ -77,7 +80,8 @@ class RunningResponses:
         if event.type in _ENDS:
             self._created.pop(event.response_id, None)
             self._last.pop(event.response_id, None)
-        return event.type in _ENDS and event.type != "response.failed"
+            return outcome_of_end(text.encode())
+        return None
 
     def _settle(self, stream_id: str | None) -> None:
         """Note that one has begun, or is refused: replicas name its stream as the client did."""

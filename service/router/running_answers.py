@@ -6,6 +6,8 @@ import msgspec
 
 from quire.service.api.sockets.frames import Head, Tail, failed, heads, tails
 from quire.service.errors import ApiError
+from quire.service.router.endings import outcome_of_end
+from quire.service.router.failures import Outcome
 
 
 class RunningAnswers:
@@ -36,16 +38,16 @@ class RunningAnswers:
     def refusal(self, text: str | None, error: ApiError) -> str:
         return failed(error, _head(text).readable_tag()).decode()
 
-    def note(self, text: str) -> bool:
-        """Note that a server's frame was passed on. Return whether an answer has ended with it in order."""
+    def note(self, text: str) -> Outcome | None:
+        """Note that a server's frame was passed on. Return how an answer ended with it; None: none has."""
         tail = _tail(text)
         if not tail.ends:
-            return False
+            return None
         if tail.tag is None:
             self._untagged = max(0, self._untagged - 1)
         else:
             self._tags.pop(tail.tag, None)
-        return tail.error is None
+        return outcome_of_end(text.encode())
 
     def fail(self, error: ApiError) -> list[str]:
         """Return the last frame of each, as its replica would have told it; none runs any more."""

@@ -207,8 +207,9 @@ class Passage(Interruptible):
                 if ENGINE_DEAD in message.data and tells_of_death(message.data.encode()):
                     return LOST
                 await self._say(message.data)
-                if self._running.note(message.data):
-                    self._line.replica.failures.clear()
+                outcome = self._running.note(message.data)
+                if outcome is not None:
+                    self._line.fared(outcome)
                 self._count()
                 if self._leaving and not self._running:
                     return Close(GOING_AWAY)

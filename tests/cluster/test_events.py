@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.service.errors import ApiError
-from quire.service.router.endings import is_last, split_at_last, tells_of_death
+from quire.service.router.endings import is_last, outcome_of_end, split_at_last, tells_of_death
 from quire.service.router.events import whole_events
 from quire.service.router.held import HeldBytes, Share
 
@@ -127,3 +127,47 @@ def test_the_last_event_is_known() -> None:
 def test_only_an_error_tells_of_death(message: bytes, died: bool) -> None:
     """What clients may have put into an answer does not."""
     assert tells_of_death(message) == died
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        (b"data: [DONE]\n\n", "answered"),
+        (b'{"done":true,"message":{"content":"\\"error\\":"}}\n', "answered"),
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', "answered"),
+        (
+            b'event: response.completed\ndata: {"response":{"error":null,"tools":[{"error":1}]}}\n\n',
+            "answered",
+        ),
+        (b'{"tag":"a","done":true}', "answered"),
+        (b'data: {"error":{"type":"server_error","code":"engine_error"}}\n\n', "failed"),
+        (
+            b'id: 3\ndata: {"error":{"type":"service_unavailable_error","code":"engine_stalled"}}\n\n',
+            "failed",
+        ),
+        (b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"m"}}\n\n', "failed"),
+        (b'{"error":"the engine died"}\n', "failed"),
+        (b'event: response.failed\ndata: {"response":{"error":{"code":"server_error"}}}\n\n', "failed"),
+        (
+            b"event: response.failed\n"
+            b'data: {"response":{"error":{"code":"server_error","cause":"engine_stalled"}}}\n\n',
+            "failed",
+        ),
+        (b'{"tag":"a","error":{"type":"server_error","code":"internal_error","param":null}}', "failed"),
+        (b'{"type":"error","status":500,"error":{"type":"server_error","code":null}}', "failed"),
+        (b'data: {"error":{"type":"conflict_error","code":"stream_stopped"}}\n\n', "refused"),
+        (b'data: {"error":{"type":"service_unavailable_error","code":"not_ready"}}\n\n', "refused"),
+        (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "refused"),
+        (b'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error"}}\n\n', "refused"),
+        (
+            b"event: response.failed\n"
+            b'data: {"response":{"error":{"code":"server_error","cause":"stream_stopped"}}}\n\n',
+            "refused",
+        ),
+        (b'{"tag":"a","error":{"type":"invalid_request_error","code":"context_length_exceeded"}}', "refused"),
+        (b'data: {"error":\n\n', "refused"),
+    ],
+)
+def test_an_end_tells_how_its_request_fared(last: bytes, outcome: str) -> None:
+    """A failure is the replica's; what is its client's, or only for now, is none."""
+    assert outcome_of_end(last) == outcome

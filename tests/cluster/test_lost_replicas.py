@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from quire.service.router import failures
 from quire.service.router.config import RouterConfig
 from quire.service.router.fleet import Fleet
 from quire.service.router.replica import SILENT_PROBES
@@ -109,6 +111,59 @@ def test_a_replica_that_is_lost_after_the_last_event_ends_no_stream_twice(
     assert post(router, path).content == end
     router.wait(lambda: metric(router, "quire_route_in_flight") == 0)
     assert metric(router, 'quire_route_failures_total{when="during"}') == 0
+
+
+ANTHROPIC_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"%b","message":"m"}}\n\n'
+RESPONSE_FAILED = (
+    b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"server_error",'
+    b'"message":"m","cause":"%b"}}}\n\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "end", "load"),
+    [
+        (CHAT, b"data: [DONE]\n\n", 0),
+        (CHAT, b'data: {"error":{"type":"server_error","code":"engine_error"}}\n\n', 24),
+        (CHAT, b'data: {"error":{"type":"service_unavailable_error","code":"engine_stalled"}}\n\n', 24),
+        (CHAT, b'data: {"error":{"type":"conflict_error","code":"stream_stopped"}}\n\n', 8),
+        ("/v1/responses", RESPONSE_FAILED % b"engine_error", 24),
+        ("/v1/responses", RESPONSE_FAILED % b"stream_stopped", 8),
+        ("/v1/messages", ANTHROPIC_ERROR % b"api_error", 24),
+        ("/v1/messages", ANTHROPIC_ERROR % b"invalid_request_error", 8),
+        ("/api/chat", b'{"error":"the engine died: of something"}\n', 24),
+        ("/api/generate", b'{"done":true}\n', 0),
+    ],
+)
+def test_an_error_of_the_replicas_that_ends_a_stream_counts_as_its_failure(
+    make: Make, path: str, end: bytes, load: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one that counts as 8. The client gets the replica's own words, once."""
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+
+    def fail(exchange: Exchange) -> None:
+        kind = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+        exchange.head(content_type=kind, transfer_encoding="chunked")
+        for data in (end, b""):
+            exchange.chunk(data)
+
+    router = make(fail)
+    (known,) = router.server.state.replicas
+    router.call(lambda: known.fared("failed", time.monotonic()))
+    assert post(router, path).content == end
+    router.wait(lambda: metric(router, "quire_route_in_flight") == 0)
+    assert known.failures.load(time.monotonic()) == load
+
+
+def test_a_stalled_engine_counts_as_a_failure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other answers of this status are refusals of what nobody began."""
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+    codes = iter(["worker_lost", "engine_stalled"])
+    router = make(lambda exchange: exchange.reply(503, b'{"error":{"code":"%b"}}' % next(codes).encode()))
+    (known,) = router.server.state.replicas
+    for load in (0, 8):
+        assert post(router).status_code == 503
+        assert known.failures.load(time.monotonic()) == load
 
 
 DONE, FAILURE = b"data: [DONE]\n\n", b'data: {"error":{"code":"engine_error"}}\n\n'

@@ -144,6 +144,41 @@ def test_failures_on_sockets_count_until_an_answer_ends_as_it_should(
         router.wait(lambda: known.failures.load(time.monotonic()) == 0)
 
 
+FAULT = {"message": "m", "type": "server_error", "param": None, "code": "engine_error"}
+FAILED = {"error": {"code": "server_error", "message": "m", "cause": "engine_error"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "end"),
+    [
+        ("/v1/completions", {"error": FAULT}, {"done": True}),
+        (
+            "/v1/responses",
+            {"type": "response.failed", "response_id": "r", "response": FAILED},
+            {"type": "response.completed", "response_id": "r", "response": {"error": None}},
+        ),
+    ],
+)
+def test_answers_that_a_replica_fails_on_count_each(
+    make: Make, path: str, fault: object, end: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although their socket stays, and is older than the failures."""
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
+    says = iter([fault, fault, end])
+
+    def talk(connection: ServerConnection) -> None:
+        for _ in connection:
+            connection.send(json.dumps(next(says)))
+
+    router = make(WebSocketReplica(talk))
+    (known,) = router.server.state.replicas
+    with open_socket(router, path) as client:
+        for load in (8, 24, 0):
+            client.send("{}")
+            client.recv(timeout=30)
+            router.wait(lambda load=load: known.failures.load(time.monotonic()) == load)
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "load"),
     [

@@ -378,6 +378,19 @@ async def test_one_that_is_stopped_before_it_runs_generates_nothing(manual: Serv
     assert (reply.status, reply.error["code"]) == (409, "stream_stopped")
 
 
+async def test_a_response_that_is_stopped_says_so(manual: Service) -> None:
+    """OpenAI's codes have none for it: the replica has not failed."""
+    running = begin(manual, "/v1/responses", input="hello")
+    await until(lambda: manual.engine.active)
+    manual.engine.step()
+    await settle()
+    await Exchange(manual.app, "DELETE", "/v1/streams/s").start().finish()
+    _, last = events_of(await drive(manual, running))[-1]
+    assert last.startswith(b"event: response.failed\n")
+    error = json.loads(last.partition(b"data: ")[2])["response"]["error"]
+    assert (error["code"], error["cause"]) == ("server_error", "stream_stopped")
+
+
 async def test_a_delete_stops_it(manual: Service) -> None:
     running = begin(manual)
     await until(lambda: manual.engine.active)

@@ -8,7 +8,7 @@ import msgspec
 
 from quire.service.answer.replies import TokenLogprobs
 from quire.service.api.responses.protocol import Reasoning
-from quire.service.errors import ENGINE_DEAD, REPLICA_LOST, ApiError
+from quire.service.errors import REPLICA_LOST, ApiError
 from quire.service.text.structured import FlatFormat
 from quire.service.text.tools.protocol import FlatTool, FlatToolChoice
 
@@ -65,15 +65,13 @@ class ResponseFailure(msgspec.Struct):
 
     code: Literal["server_error", "replica_lost"]
     message: str
-    cause: Literal["engine_dead"] | msgspec.UnsetType = msgspec.UNSET  # by which a router knows it
+    cause: str | msgspec.UnsetType = msgspec.UNSET  # the code that the error has elsewhere
 
     @classmethod
     def of(cls, error: ApiError) -> ResponseFailure:
         if error.code == REPLICA_LOST:
             return cls("replica_lost", error.message)
-        if error.code == ENGINE_DEAD:
-            return cls("server_error", error.message, "engine_dead")
-        return cls("server_error", error.message)
+        return cls("server_error", error.message, error.code or msgspec.UNSET)
 
 
 class InputTokensDetails(msgspec.Struct):
