@@ -114,7 +114,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
 
 def _hint(path: str, paths: frozenset[str]) -> str:
-    """Clients of OpenAI's API need /v1 at the end of their base URL, and those of Anthropic's add it."""
+    """Return what base URL may be meant: OpenAI's clients need /v1 at its end, and Anthropic's add it."""
     longer, shorter = f"/v1{path}", path.removeprefix("/v1")
     if longer in paths:
         return f", but {longer}: the base URL must end with /v1"

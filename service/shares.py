@@ -32,7 +32,7 @@ class Shares(Generic[K]):
         return size
 
     def use(self, tenant: str, key: K) -> None:
-        """It is the latest from now on."""
+        """Make it the latest."""
         sizes = self._sizes[tenant]
         sizes[key] = sizes.pop(key)
 

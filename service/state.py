@@ -199,7 +199,7 @@ class ServerState:
         return tokens
 
     async def decode_all(self, prompts: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Many tokens likewise."""
+        """Return the texts of prompts; those of many tokens are made in another thread, part by part."""
         _, tokenizer, _ = self.serving()
 
         def decode(prompts: list[list[int]]) -> list[str]:

@@ -170,7 +170,10 @@ class Choice:
 
     @property
     def mean_logprob(self) -> float:
-        """Per token generated; of tokens that came with their log-probabilities, none of them taken."""
+        """Return the mean per token generated.
+
+        All came with their log-probabilities, of which none was taken.
+        """
         entries = self.logprobs[len(self.logprobs) - self.num_tokens :]  # an echoed prompt stands before
         return sum(entry.logprob.logprob for entry in entries if entry.logprob) / max(len(entries), 1)
 

@@ -140,7 +140,10 @@ class ChunkEncoder:
         return [b"".join(parts)]
 
     def _usage_of(self, choice: Choice) -> Usage:
-        """So far. That of all choices would take longer the more there are, for each of their chunks."""
+        """Return its usage so far.
+
+        That of all choices would take longer the more there are, for each of their chunks.
+        """
         group = self._groups[choice.index]
         return Usage.of(
             len(group.prompt.tokens), choice.num_tokens, group.cached_tokens, choice.num_reasoning

@@ -23,7 +23,7 @@ class StoreHealth:
         return time.monotonic() < self._away_until
 
     def failed(self, error: Exception) -> None:
-        """It failed, and not only for one response."""
+        """Note that it failed, and not only on one response."""
         self._metrics.response_store_failures += 1
         self._away_until = time.monotonic() + RETRY_SECONDS
         if self._metrics.response_store == "redis":
@@ -35,11 +35,11 @@ class StoreHealth:
             )
 
     def refused(self) -> None:
-        """It answers, but did not take a response."""
+        """Note that it answers, but did not take a response."""
         self._metrics.response_store_failures += 1
 
     def gave_up(self, response_id: str, error: Exception) -> None:
-        """It did not take a response several times."""
+        """Note that it answers, and did not take a response several times."""
         self._metrics.responses_not_written += 1
         log.warning(
             "Redis answers, but does not take the response %s (%s): it stays in the memory of this server "

@@ -197,7 +197,7 @@ def ms_of(seconds: float) -> float:
 
 
 def _number(value: float) -> str:
-    """With commas, and a decimal where it says something."""
+    """Write it with commas, and a decimal where it says something."""
     if isinstance(value, float) and not value.is_integer():
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
     return f"{int(value):,}"

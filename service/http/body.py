@@ -60,7 +60,7 @@ class Body:
             raise ApiError(429, message, code="receiving_full", retry_after=1)
 
     def close(self) -> None:
-        """It is whole, or no more of it is wanted. Idempotent."""
+        """Note that it is whole, or that no more of it is wanted. Idempotent."""
         if not self._complete:
             self._complete = True
             self._bodies.size -= self._size

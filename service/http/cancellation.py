@@ -47,7 +47,7 @@ class Interruptible:
         return self._reason is not None
 
     def _end_work(self, error: BaseException | None) -> Exception | None:
-        """From here on nobody interrupts. Return the reason if `error` is the cancellation it brought."""
+        """Let nobody interrupt any more. Return the reason if `error` is the cancellation it brought."""
         task, self._task, self._ended = self._task, None, True
         if not isinstance(error, asyncio.CancelledError) or self._reason is None or task is None:
             return None

@@ -124,7 +124,7 @@ class Gate:
         return [(b"x-quire-ignored", ", ".join(dict.fromkeys(names)).encode())] if names else []
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """Neither queries nor headers: they may hold keys. What probes ask all the time is for debugging.
+        """Log neither queries nor headers: they may hold keys. What probes ask all the time is for debugging.
 
         The path is the one that was sent, its escapes as they are.
         """
@@ -228,7 +228,7 @@ def _given_key(headers: dict[bytes, bytes], offered: bytes) -> bytes:
 
 
 def _check_doubles(scope: Scope) -> None:
-    """Others on the way may go by another one of them than we do."""
+    """Refuse doubled headers: others on the way may go by another one of them than we do."""
     names = [name for name, _ in scope["headers"] if name in _SINGLE]
     if len(names) > len(set(names)):
         name = next(name for name in names if names.count(name) > 1).decode()
@@ -236,7 +236,7 @@ def _check_doubles(scope: Scope) -> None:
 
 
 def _host(header: bytes) -> str:
-    """Without the port; brackets of an IPv6 address taken off."""
+    """Return it without the port; brackets of an IPv6 address taken off."""
     host = header.decode("latin-1").strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]

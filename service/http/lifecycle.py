@@ -154,7 +154,7 @@ class OrderlyServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._reload)
 
     def _reload(self) -> None:
-        """Whoever has begun goes on, with or without a key."""
+        """Read the keys again; whoever has begun goes on, with or without one."""
         try:
             self._work.keys.reload()
         except ValueError as error:

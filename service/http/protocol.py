@@ -120,7 +120,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._expect_reader()
 
     def handle_websocket_upgrade(self) -> None:
-        """From now on the connection is another protocol's."""
+        """Hand the connection to another protocol."""
         self._stop_timers()
         super().handle_websocket_upgrade()
 

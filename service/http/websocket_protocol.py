@@ -42,7 +42,7 @@ class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """A close waits for the client to read what is left, who may not do so."""
+        """Abort in a while what the close leaves open: it waits for the client to read what is left."""
         super().on_task_complete(task)
         self.loop.call_later(self.linger_seconds, self.transport.abort)
 

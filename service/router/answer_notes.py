@@ -23,7 +23,7 @@ class AnswerNotes:
         self.is_predicted = False  # whether there is a prediction for all of the prompt, and no truth so far
 
     def take_in(self, placement: Placement, content: bytes) -> None:
-        """This is the answer, or a part of it."""
+        """Note what `content` tells, which is the answer, or a part of it."""
         if not self._is_settled and (key := created_response(self._request, content)) is not None:
             self._state.response_affinity.settle(key, placement.replica)
             self._is_settled = True

@@ -175,7 +175,7 @@ def _fingerprint(key: bytes) -> str | None:
 
 
 def _registered(values: Sequence[bytes | None]) -> Registered:
-    """From the values of FIELDS. Raises whatever comes of values that make no sense."""
+    """Return the replica of these values of FIELDS. Raises whatever comes of values that make no sense."""
     if not values:
         raise ValueError("it is of another type, or too large")
     missing = [name for name, value in zip(FIELDS, values, strict=True) if value is None]

@@ -43,7 +43,7 @@ class Share:
 
 
 async def read_body(request: Request, share: Share) -> bytes:
-    """Not as the request does it, which keeps its body for as long as it lives. Raises ApiError 429."""
+    """Return the body, which the request itself would keep for as long as it lives. Raises ApiError 429."""
     chunks = []
     async for chunk in request.stream():
         share.take(len(chunk))

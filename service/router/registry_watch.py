@@ -161,7 +161,10 @@ class RegistryWatch:
         )
 
     def _take(self, fingerprint: str, hasher: PromptHasher, trusted: list[Registered]) -> None:
-        """If there is room: one with a replica that is ready has the place of one that never had any."""
+        """Hash as a deployment does, if there is room.
+
+        One with a replica that is ready has the place of one that never had any.
+        """
         is_ready = self._on_registered(fingerprint, trusted)
         if len(self.hashers) >= MAX_DEPLOYMENTS:
             unproved = next((each for each in self.hashers if each not in self._proved), None)

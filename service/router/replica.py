@@ -95,13 +95,16 @@ class Replica:
         self.lost(reason)
 
     def lost(self, reason: BaseException | str) -> None:
-        """It did not do what it was asked: nothing is sent there until it says that it is ready."""
+        """Note that it did not do what it was asked: it gets nothing until it says that it is ready."""
         if self.up:
             log.warning("replica %s fails: %s", self.name, reason or type(reason).__name__)
         self.up = False
 
     def note_probe(self, *, answered: bool) -> None:
-        """A process that stands still keeps its connections: what waits there is given up after a while."""
+        """Note whether a probe was answered; after SILENT_PROBES that were not, give up what waits there.
+
+        A process that stands still keeps its connections.
+        """
         self._unanswered = 0 if answered else self._unanswered + 1
         if self._unanswered >= SILENT_PROBES and self._given_up:
             log.warning("replica %s is silent: %d requests there end", self.name, len(self._given_up))

@@ -68,7 +68,10 @@ def _head(text: str | None) -> Head:
 
 
 def _tail(text: str) -> Tail:
-    """What is inside a JSON string has its quotes escaped: few frames are more than looked through."""
+    """Return by what a frame ends an answer, if it does.
+
+    What is inside a JSON string has its quotes escaped: few frames are more than looked through.
+    """
     if '"done":' not in text and '"error":' not in text:
         return Tail()
     try:

@@ -118,7 +118,7 @@ class Passage(Interruptible):
         self._leaving = False
 
     async def run(self) -> None:
-        """Until either side closes, and the other one has been told."""
+        """Pass messages on until either side closes, and tell the other one."""
         self._state.streams.add(self)
         close, ends = Close(GOING_AWAY), []
         try:
@@ -153,7 +153,7 @@ class Passage(Interruptible):
             self._scope["state"]["abort"]()
 
     def interrupt(self, reason: Exception) -> None:
-        """At the router's end, answers that run may end first; a drain interrupts again when they must."""
+        """Let answers that run end first, as at the router's end; a drain interrupts again when they must."""
         if self._running and not self._leaving:
             self._leaving = True
         else:
@@ -182,7 +182,10 @@ class Passage(Interruptible):
             await asyncio.gather(up, down, return_exceptions=True)
 
     async def _pass_up(self) -> None:
-        """Until the replica takes no more. Raises ConnectionResetError once the client has left."""
+        """Pass the client's messages on until the replica takes no more.
+
+        Raises ConnectionResetError once the client has left.
+        """
         while (message := await self._receive())["type"] == "websocket.receive":
             text = message.get("text")
             if self._leaving and self._running.asks(text):
@@ -224,7 +227,7 @@ class Passage(Interruptible):
                 return LOST
 
     def _note_stored(self, response_id: str) -> None:
-        """Later requests about it go where it is."""
+        """Have later requests about it go where it is."""
         key = self._scope["state"]["tenant"], response_id
         self._state.response_affinity.settle(key, self._line.replica)
 

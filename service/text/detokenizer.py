@@ -154,7 +154,7 @@ class TextPieces:
         return text[len(self._anchor_text) :]
 
     def beginning(self, tokens: list[int]) -> str:
-        """`tokens` as a text of their own."""
+        """Return `tokens` as a text of their own."""
         return self._backend.decode(tokens, skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:

@@ -64,7 +64,7 @@ def _short(call_id: str) -> str:
 
 
 def _with_counted_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Kimi's are functions.name:0, which count all calls; its template shows nothing else of them."""
+    """Give calls ids like Kimi's functions.name:0, which count them; its template shows no other names."""
     counted: dict[str, str] = {}
     changed = []
     for message in messages:
@@ -81,7 +81,7 @@ def _with_counted_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Phi-4-mini's template takes their text from the system's message."""
+    """Put the tools' text in the system's message, where Phi-4-mini's template takes it from."""
     said = messages if messages and messages[0]["role"] == "system" else [_NO_SYSTEM, *messages]
     text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     return [{**said[0], "tools": text}, *said[1:]]

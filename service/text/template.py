@@ -66,7 +66,7 @@ class ChatTemplate:
         self.reasoning_format = reasoning_format_of(source)
 
     def mentions(self, variable: str) -> bool:
-        """False if setting `variable` could not change anything."""
+        """Return whether setting `variable` could change anything."""
         return variable in self.source
 
     def compile(self) -> None:

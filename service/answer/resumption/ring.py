@@ -43,7 +43,7 @@ class EventRing:
         self.bytes = 0
 
     def add(self, tokens: int, event: bytes) -> None:
-        """`event` as it would be without an id, its end included."""
+        """Add an event, given as it would be without an id, its end included."""
         self._last = EventId(tokens, self._last.more + 1 if tokens == self._last.tokens else 0)
         data = f"id: {self._last}\n".encode() + event
         self._events[self.end] = (self._last, data)

@@ -113,7 +113,7 @@ def _details(info: EngineInfo) -> ModelDetails:
 
 
 def _family(info: EngineInfo) -> str:
-    """LlamaForCausalLM is llama's."""
+    """Return the family by the architecture: of LlamaForCausalLM llama."""
     return info.architecture.lower().removesuffix("forcausallm")
 
 

@@ -35,7 +35,7 @@ async def responses(state: ServerState, request: Request) -> Response:
     loop = asyncio.get_running_loop()
 
     def keep(reply: ResponseReply) -> None:
-        """From any thread."""
+        """Store it; from any thread."""
         if body.is_stored:
             loop.call_soon_threadsafe(state.responses.keep, tenant, response.id, response.stored(reply))
 

@@ -54,7 +54,7 @@ class ResponseEvents:
         return [event for part in self._response.choice.take_parts() for event in self._tell(part)]
 
     def finish(self) -> list[Event]:
-        """When the choice has finished."""
+        """Return the last events, once the choice has finished."""
         status = self._response.final_status
         events = self.update()
         output = self._response.output

@@ -90,7 +90,7 @@ class Tail(msgspec.Struct):
 
     @property
     def ends(self) -> bool:
-        """False of the errors of what is no answer: a cancel, and a tag in use, whose answer goes on."""
+        """Return whether it ends one: not an error of a cancel, or of a tag in use, whose answer goes on."""
         if self.error is None:
             return self.done
         return self.error.param != "cancel" and self.error.code != TAG_IN_USE

@@ -91,7 +91,7 @@ class SocketSession(Interruptible, Generic[A]):
         self._left = asyncio.Event()  # there is nothing more to wait for
 
     async def run(self) -> None:
-        """Until either side closes. Then nothing of it runs any more."""
+        """Serve it until either side closes. Then nothing of it runs any more."""
         self._state.streams.add(self)
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._read()), loop.create_task(self._leave())]

@@ -100,7 +100,7 @@ def may_begin_as_call(schema: dict[str, Any]) -> bool:
 
 
 def decode_call(content: str, arguments: str, names: Container[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call that is there as a whole."""
+    """Return name and arguments of a call that is there as a whole; None if it is none."""
     try:
         call: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         given = call.get(arguments)

@@ -85,7 +85,7 @@ class AnswerParts:
         return bool(self._parts)
 
     def take(self) -> list[Part]:
-        """At most one delta of each call, and no texts that follow one another."""
+        """Return what has come: at most one delta of each call, and no texts that follow one another."""
         self._settle()
         parts, self._parts = self._parts, []
         return parts

@@ -42,7 +42,7 @@ def read_python(incoming: Incoming, functions: Functions) -> Steps[None]:
 
 
 def _call(incoming: Incoming, functions: Functions) -> Steps[None]:
-    """It begins with its first argument, or ends without one."""
+    """Tell of a call once its first argument comes, or its end."""
     name = yield from incoming.word()
     named(functions, name)
     yield from incoming.need("(")
@@ -109,7 +109,10 @@ def write_fenced_calls(
 
 
 def _write(functions: Sequence[Function], forced: bool) -> list[str]:
-    """JSON's values are Python's, but for three names that are read, too. Keywords in the schema's order."""
+    """Return the rules of calls, with keywords in the schema's order.
+
+    JSON's values are Python's, but for three names that are read, too.
+    """
     rules = ["call: " + " | ".join(f"call_{at}" for at in range(len(functions)))]
     for at, function in enumerate(functions):
         fits = forced or bool(function.strict)

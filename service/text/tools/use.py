@@ -88,7 +88,7 @@ class ToolUse:
         return Form("tools", lark_grammar(rules))
 
     def parser(self) -> AnswerParser:
-        """For one answer."""
+        """Return what tells calls from the text of one answer."""
         parser = parser_of(self.format, self.functions, parallel=self.parallel)
         if self.document is not None and self.format.written_begins:
             return CallsOrDocument(parser, self.format.written_begins)
