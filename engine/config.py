@@ -9,7 +9,7 @@ import msgspec
 from quire.engine.capacity import Capacity
 from quire.engine.models.generation_config import SamplingDefaults
 from quire.engine.models.pooling import Pooling, Runner
-from quire.engine.urls import check_http_url, check_redis_url
+from quire.engine.urls import check_redis_url, check_replica_url
 
 MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
@@ -224,7 +224,7 @@ class RegistryConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_redis_url(self.redis_url)
-        check_http_url("--advertise-url", self.advertise_url)
+        check_replica_url("--advertise-url", self.advertise_url)
         if not 0.3 <= self.lease <= 3600:
             raise ValueError(f"--registry-lease must be between 0.3 and 3600 seconds, got {self.lease}")
 

@@ -21,6 +21,22 @@ def check_http_url(flag: str, url: str) -> None:
         raise ValueError(f"{flag} must be http://host[:port] or https://host[:port], got {url!r}")
 
 
+def check_replica_url(flag: str, url: str) -> None:
+    """Raises ValueError without the password."""
+    check_http_url(flag, url)
+    parts = urlsplit(url)
+    plain = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    if "@" in parts.netloc:
+        raise ValueError(
+            f"{flag} must be without user and password, since answers name it to clients: give {plain}"
+        )
+    if parts.path:  # a client's path may lead out of it, by `..`
+        raise ValueError(
+            f"{flag} must be without a path: a replica answers at the root of its address, and clients' "
+            f"paths are passed on as they are: give {plain}"
+        )
+
+
 def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)

@@ -21,7 +21,7 @@ def add_flags(parser: Parser) -> None:
         action="append",
         metavar="URL",
         shown="the registry's",
-        help="A replica's URL (may repeat).",
+        help="A replica's URL, without a path (may repeat).",
     )
     flag(
         group,

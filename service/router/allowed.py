@@ -18,9 +18,7 @@ PRIVATE = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.
 _NAME = r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*"
 _HOST_NAME = re.compile(_NAME)
 _PATTERN = re.compile(rf"(\*\.)?{_NAME}")
-_URL = re.compile(
-    r"https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,200})?"
-)
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:[0-9]{1,5})?")
 
 Address = IPv4Address | IPv6Address
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from quire.engine.urls import check_http_url, check_redis_url, split_address, without_password
+from quire.engine.urls import check_redis_url, check_replica_url, split_address
 from quire.service.router.allowed import AllowedReplicas
 
 
@@ -41,12 +40,7 @@ class RouterConfig:
         if self.replica_dns is not None:
             split_address("--replica-dns", self.replica_dns)
         for url in self.replicas:
-            check_http_url("--replica", url)
-            if "@" in urlsplit(url).netloc:
-                raise ValueError(
-                    "--replica must be without user and password, since answers name it to clients: give "
-                    f"{without_password(url)}"
-                )
+            check_replica_url("--replica", url)
         if len(set(self.replicas)) < len(self.replicas):
             raise ValueError("--replica names one URL twice")
         if self.allow_replicas and not self.registry_is_believed:

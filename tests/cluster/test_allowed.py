@@ -39,6 +39,8 @@ NO_URLS = [
     f"http://{'a' * 64}.example",
     "http://h\u00f6st",
     "http://h/a b",
+    "http://h/a/b",
+    "http://h/",
     'http://h"',
     "http://-a",
 ]

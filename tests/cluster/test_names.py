@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import httpx
 import pytest
 
+from quire.engine.config import RegistryConfig
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Registered
 from quire.service.router.dns_discovery import DnsDiscovery
@@ -175,13 +176,20 @@ def test_what_is_no_name_with_a_port_is_refused(address: str) -> None:
     "url",
     [
         *("h:80", "ftp://h", "http://", "http://h:0", "http://h:99999", "http://h:a", "http://[::1"),
-        *("http://h?a", "http://user:secret@h:80"),
+        *("http://h?a", "http://user:secret@h:80", "http://h/a/b", "https://h:80/"),
     ],
 )
 def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="--replica must be") as refused:
         RouterConfig(model="tiny", replicas=(url,))
     assert "secret" not in str(refused.value)
+
+
+def test_a_replica_that_would_answer_below_a_path_is_refused() -> None:
+    """Clients' paths could lead out of it."""
+    message = "--advertise-url must be without a path, .*: give http://h:80$"
+    with pytest.raises(ValueError, match=message):
+        RegistryConfig(redis_url="redis://localhost", advertise_url="http://h:80/a/b")
 
 
 def test_replicas_are_given_in_one_way() -> None:
