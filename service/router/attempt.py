@@ -129,7 +129,7 @@ class Attempt:
             replica.lost(error)
         replica.sent_prefixes.refused(self._digests)
         begun = not self._sent.is_harmless and not isinstance(error, _NEVER_SENT)
-        return ReplicaLost(f"{replica.name}: {error or type(error).__name__}", begun=begun)
+        return ReplicaLost(f"{replica.name}: {str(error) or type(error).__name__}", begun=begun)
 
     def _note(self, outcome: Outcome) -> None:
         """Note how it fared; what begins nothing tells nothing of how the rest does."""

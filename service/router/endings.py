@@ -24,7 +24,9 @@ _NAMES = frozenset(
 _NAME, _DATA, _ERROR = b"event: ", b"data: ", b'{"error":'
 _NAMED = re.compile(rb"%b(?:%b)\n" % (_NAME, b"|".join(map(re.escape, sorted(_NAMES)))))
 _FAULTS = frozenset({ENGINE_DEAD, ENGINE_STALLED, "engine_error", "internal_error"})
-_FAULTY_TYPES = frozenset({"server_error", "api_error"})  # OpenAI's and Anthropic's word for a status 500
+# OpenAI's word for a status 500, and Anthropic's; `overloaded_error` is of a stalled engine, or of a replica
+# that drains, which gets nothing more anyway.
+_FAULTY_TYPES = frozenset({"server_error", "api_error", "overloaded_error"})
 _MARK = f'"{ENGINE_DEAD}"'.encode()  # inside a JSON string its quotes would be escaped
 
 

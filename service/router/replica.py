@@ -97,7 +97,7 @@ class Replica:
     def lost(self, reason: BaseException | str) -> None:
         """Note that it did not do what it was asked: it gets nothing until it says that it is ready."""
         if self.up:
-            log.warning("replica %s fails: %s", self.name, reason or type(reason).__name__)
+            log.warning("replica %s fails: %s", self.name, str(reason) or type(reason).__name__)
         self.up = False
 
     def note_probe(self, *, answered: bool) -> None:

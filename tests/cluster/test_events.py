@@ -157,7 +157,7 @@ def test_only_an_error_tells_of_death(message: bytes, died: bool) -> None:
         (b'{"type":"error","status":500,"error":{"type":"server_error","code":null}}', "failed"),
         (b'data: {"error":{"type":"conflict_error","code":"stream_stopped"}}\n\n', "refused"),
         (b'data: {"error":{"type":"service_unavailable_error","code":"not_ready"}}\n\n', "refused"),
-        (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "refused"),
+        (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "failed"),
         (b'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error"}}\n\n', "refused"),
         (
             b"event: response.failed\n"

@@ -15,7 +15,7 @@ import pytest
 from quire.service.router import failures
 from quire.service.router.config import RouterConfig
 from quire.service.router.fleet import Fleet
-from quire.service.router.replica import SILENT_PROBES
+from quire.service.router.replica import SILENT_PROBES, Replica
 from tests.cluster.stub_replica import Exchange, LiveRouter, StubReplica
 
 CHAT = "/v1/chat/completions"
@@ -288,3 +288,13 @@ async def test_probes_without_an_answer_tell_of_a_replica_that_stands_still() ->
         await given_up.wait()
         probing.cancel()
     assert session.asked >= 2 * SILENT_PROBES
+
+
+def test_a_loss_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one without words, as of a probe that was not answered in time."""
+    for reason in (TimeoutError(), "/ready says 503"):
+        Replica("http://r:80", up=True).lost(reason)
+    assert [record.getMessage() for record in caplog.records] == [
+        "replica r:80 fails: TimeoutError",
+        "replica r:80 fails: /ready says 503",
+    ]
