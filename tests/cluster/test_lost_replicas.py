@@ -88,6 +88,43 @@ def test_a_replica_whose_engine_died_is_lost(make: Make, path: str, end: bytes) 
     assert not asked
 
 
+LOST = "the replica was lost in the middle of its answer"
+
+
+@pytest.mark.parametrize(
+    ("path", "event", "name", "error"),
+    [
+        *(
+            (path, "data: one\n\n", "", {"type": "server_error", "param": None, "code": "replica_lost"})
+            for path in (CHAT, "/v1/completions", "/v1/responses")
+        ),
+        ("/v1/messages", "event: ping\ndata: {}\n\n", "event: error\n", {"type": "api_error"}),
+        ("/api/chat", '{"done":false}\n', None, None),
+        ("/api/generate", '{"done":false}\n', None, None),
+    ],
+)
+def test_a_lost_replicas_stream_ends_with_its_apis_error(
+    make: Make, path: str, event: str, name: str | None, error: dict[str, str | None] | None
+) -> None:
+    """Once, and after what has come whole of it."""
+
+    def cut(exchange: Exchange) -> None:
+        kind = "text/event-stream" if error else "application/x-ndjson"
+        exchange.head(content_type=kind, transfer_encoding="chunked")
+        exchange.chunk(f"{event}{event[:4]}".encode())
+        exchange.cut()
+
+    first, last = post(make(cut), path).text.removesuffix("\n").split(event)
+    assert first == ""
+    if error is None:
+        assert json.loads(last) == {"error": LOST}
+        return
+    head, data = last.split("data: ")
+    told = json.loads(data)
+    assert head == name and told.pop("error") == {"message": LOST, **error}
+    assert told == ({"type": "error"} if name else {})
+
+
 ENDS = [
     (CHAT, b"data: [DONE]\n\n"),
     (CHAT, b'data: {"error":{"code":"engine_error"}}\n\n'),
