@@ -261,8 +261,9 @@ def be_silent(router: LiveRouter) -> None:
     router.call(lambda: [known.note_probe(answered=False) for _ in range(SILENT_PROBES)])
 
 
-def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
+def test_a_replica_that_stands_still_is_lost(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connections stay, and nobody says anything on them."""
+    monkeypatch.setattr(failures, "HALF_LIFE_SECONDS", 1e9)
     over = threading.Event()
 
     def stand_still(exchange: Exchange) -> None:
@@ -276,6 +277,8 @@ def test_a_replica_that_stands_still_is_lost(make: Make) -> None:
     router = make(stand_still)
     unary = post(router, "/v1/embeddings")
     assert (unary.status_code, unary.json()["error"]["code"]) == (502, "replica_lost")
+    (known,) = router.server.state.replicas
+    assert known.failures.load(time.monotonic()) == 8
     with httpx.stream("POST", f"{router.url}{CHAT}", json={}, timeout=30) as answer:
         chunks = answer.iter_raw()
         assert next(chunks) == b"data: one\n\n"
