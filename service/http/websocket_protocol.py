@@ -27,7 +27,8 @@ class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # A handshake that could not be read: uvicorn would leave it without an answer, and open.
-            self.transport.write(b"".join(self.conn.data_to_send()))
+            refusal = b"".join(self.conn.data_to_send())
+            self.transport.write(refusal or _refusal(self.conn.handshake_exc))
             self.transport.close()
 
     def handle_connect(self, event: Request) -> None:
@@ -49,3 +50,12 @@ class OrderlyWebSocketProtocol(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self.transport.abort()  # and so the app hears of it
+
+
+def _refusal(error: Exception) -> bytes:
+    """Return what is answered to a handshake that the library finds no words for, such as one with a body."""
+    text = f"Failed to open a WebSocket connection: {error.__cause__ or error}.\n".encode()
+    return (
+        b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain; charset=utf-8\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(text), text)
+    )

@@ -226,6 +226,8 @@ def bad_handshake(live: Live, tokenizer: Tokenizer) -> None:
         (good.replace(b"Version: 13", b"Version: 12"), b"400"),
         (good.replace(b"Sec-WebSocket-Key", b"Sec-Nothing"), b"400"),
         (good.replace(b"GET ", b"POST ").replace(b"\r\n\r\n", b"\r\nContent-Length: 0\r\n\r\n"), b"4"),
+        (handshake("Content-Length: 2\r\n") + b"{}", b"400"),
+        (handshake("Transfer-Encoding: chunked\r\n") + b"0\r\n\r\n", b"400"),
         (handshake(f"X-Long: {'x' * 20_000}\r\n"), b"431"),
         (good.replace(b"/v1/responses", b"/v1/\xff\xfe"), b""),
         (good.replace(b"GET /v1/responses", b"GET /" + b"x" * 20_000), b"414"),
