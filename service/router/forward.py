@@ -25,7 +25,7 @@ from quire.service.router.failures import Outcome
 from quire.service.router.headers import Headers, passed_on
 from quire.service.router.held import Share, read_body
 from quire.service.router.placement import Location, Placement
-from quire.service.router.refusals import ReplicaLost, is_busy, lacks_a_response, replica_lost
+from quire.service.router.refusals import ReplicaLost, is_busy, lacks_a_response, replica_lost, unsure
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import previous_response, wanted_response
 from quire.service.router.state import RouterState
@@ -174,7 +174,7 @@ class _Exchange:
         if lacking is None:
             raise not_ready("no replica could answer", 2)
         if failed:
-            raise _unsure()
+            raise unsure()
         return lacking
 
     async def _pick_up(
@@ -202,7 +202,7 @@ class _Exchange:
         if failed is not None:
             return failed
         if reply is None or lost or down > MAX_ATTEMPTS:
-            raise _unsure()
+            raise unsure()
         return reply
 
     async def _place(self, location: Location, tried: set[Replica]) -> Placement:
@@ -281,7 +281,3 @@ class _Exchange:
         self._share.give_back(len(self._sent.body))
         self._sent.body = b""
         self._notes.take_in(placement, events)
-
-
-def _unsure() -> ApiError:
-    return not_ready("a replica that may have what is asked for does not answer", 2)

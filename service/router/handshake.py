@@ -17,7 +17,7 @@ from quire.service.http.subprotocols import offered_key
 from quire.service.json_fields import MAX_REPLY_LOGPROBS
 from quire.service.router.headers import as_text, passed_on
 from quire.service.router.placement import NOWHERE, Placement
-from quire.service.router.refusals import BUSY
+from quire.service.router.refusals import BUSY, unsure
 from quire.service.router.replica import Replica
 from quire.service.router.response_affinity import response_key
 from quire.service.router.state import RouterState
@@ -92,7 +92,10 @@ class Handshake:
         raise refusal
 
     async def go_on_from(self, response_id: str, here: Replica) -> Link | None:
-        """Return a WebSocket of the replica that stored a response. None: it is `here`, or cannot be had."""
+        """Return a WebSocket of the replica that stored a response. None: that is `here`, or nobody.
+
+        Raises ApiError if the one that has it cannot be had, or one that may have it cannot be asked.
+        """
         key = response_key(self._client.state.tenant, response_id)
         if key is None:
             return None
@@ -100,23 +103,28 @@ class Handshake:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 storer = await self._storer(key, here)
                 return None if storer is here else await self._attempt(Placement.at_home(storer), 1)
-        except (ApiError, aiohttp.ClientError, OSError, TimeoutError):
-            return None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            raise unsure() from None
 
     async def _storer(self, key: StreamKey, here: Replica) -> Replica:
         """Return who has a response, by what this router knows, or else what replicas say; else `here`."""
-        affinity = self._state.response_affinity
-        known = affinity.find(key, self._state.replicas)
-        if known is not None:
-            return known if known.up else here
-        others = [replica for replica in self._state.replicas if replica.usable and replica is not here]
-        for replica in [here, *others][:MAX_ATTEMPTS]:
-            if await self._has(replica, key[1]):
+        affinity, replicas = self._state.response_affinity, list(self._state.replicas)
+        known = affinity.find(key, replicas)
+        if known is not None and known.up:
+            return known
+        is_sure = True
+        for replica in [here, *(replica for replica in replicas if replica is not here)]:
+            has = await self._has(replica, key[1]) if replica.up else None
+            if has:
                 affinity.settle(key, replica)
                 return replica
+            is_sure = is_sure and has is not None
+        if not is_sure:
+            raise unsure()
         return here
 
-    async def _has(self, replica: Replica, response_id: str) -> bool:
+    async def _has(self, replica: Replica, response_id: str) -> bool | None:
+        """Return whether a replica has a response; None if it cannot tell."""
         session, client = self._state.session, self._client
         assert session is not None
         headers = passed_on(client.headers.raw)
@@ -125,9 +133,9 @@ class Handshake:
         url = f"{replica.url}/v1/responses/{response_id}"
         try:
             async with session.get(url, headers=as_text(headers), allow_redirects=False) as answer:
-                return answer.status == 200
+                return None if answer.status == 429 or answer.status >= 500 else answer.status == 200
         except (aiohttp.ClientError, OSError):
-            return False
+            return None
 
     async def _attempt(self, placement: Placement, attempt: int) -> Link:
         """Raises ApiError if the replica refuses, and what aiohttp raises if it cannot be asked."""

@@ -53,7 +53,10 @@ class Line:
         self._requests.enter_context(self.replica.request(give_up=self._give_up))
 
     async def go_on_from(self, response_id: str) -> None:
-        """Have it lead to who stored a response, if that is another replica; before anything was sent."""
+        """Have it lead to who stored a response, if that is another replica; before anything was sent.
+
+        Raises ApiError if that cannot be.
+        """
         link = await self._handshake.go_on_from(response_id, self.replica)
         if link is None:
             return

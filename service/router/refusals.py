@@ -6,7 +6,7 @@ import re
 
 from starlette.responses import Response
 
-from quire.service.errors import ENGINE_DEAD, ENGINE_STALLED, ERROR_HEADER, REPLICA_LOST, ApiError
+from quire.service.errors import ENGINE_DEAD, ENGINE_STALLED, ERROR_HEADER, REPLICA_LOST, ApiError, not_ready
 from quire.service.router.failures import Outcome
 from quire.service.router.response_affinity import NOT_FOUND
 
@@ -28,6 +28,10 @@ class ReplicaLost(Exception):
 
 def replica_lost(where: str) -> ApiError:
     return ApiError(502, f"the replica was lost{where}", code=REPLICA_LOST)
+
+
+def unsure() -> ApiError:
+    return not_ready("a replica that may have what is asked for does not answer", 2)
 
 
 def is_busy(reply: Response) -> bool:

@@ -194,14 +194,27 @@ class Passage(Interruptible):
             self._running.ask(text)
             self._count()
             previous = None if self._is_placed else head_of(text).previous_id
-            self._is_placed = True
             if previous is not None:
-                await self._line.go_on_from(previous)
+                try:
+                    await self._line.go_on_from(previous)
+                except ApiError as error:
+                    await self._refuse(text, error)
+                    continue
+            self._is_placed = True
             try:
                 await self._line.send(message["bytes"] if text is None else text)
             except (aiohttp.ClientError, OSError):
                 return
         raise ConnectionResetError("the client closed the WebSocket")
+
+    async def _refuse(self, text: str | None, error: ApiError) -> None:
+        """Refuse a message. Raises `error` if the router's end waited for nothing else on this socket."""
+        refusal = self._running.refusal(text, error)
+        await self._say(refusal)
+        self._running.note(refusal)
+        self._count()
+        if self._leaving and not self._running:
+            raise error
 
     async def _pass_down(self) -> Close:
         while True:

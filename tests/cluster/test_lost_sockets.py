@@ -304,6 +304,56 @@ def test_a_replica_that_answers_no_handshake_is_left(make: Make, monkeypatch: py
     over.set()
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_response_that_may_be_where_nobody_answers_is_not_said_to_be_gone(is_known: bool) -> None:
+    """As over HTTP; the socket stays, and the message may be sent again."""
+    previous = f"resp_{'0' * 48}"
+    here, home = WebSocketReplica(echo), StubReplica(lambda exchange: exchange.reply(404, b"{}"))
+    router = LiveRouter([here, home])
+    first, second = router.server.state.replicas
+    if is_known:
+        router.server.state.response_affinity.settle(("", previous), second)
+    home.close()
+    router.wait(lambda: not second.up)
+    create = {"type": "response.create", "stream_id": "a"}
+    with open_socket(router) as client:
+        for _ in range(2):
+            client.send(json.dumps({**create, "previous_response_id": previous}))
+            told = json.loads(client.recv(timeout=30))
+            assert (told["type"], told["status"], told["stream_id"]) == ("error", 503, "a")
+            assert (told["error"]["code"], told["error"]["headers"]) == ("not_ready", {"retry-after": "2"})
+        router.wait(lambda: not router.server.state.generations)
+        client.send(json.dumps(create))
+        assert json.loads(client.recv(timeout=30)) == create
+    assert first.failures.load(time.monotonic()) == 0
+    router.end()
+    here.server.shutdown()
+
+
+def test_a_socket_whose_last_message_is_refused_ends_with_its_router() -> None:
+    over = threading.Event()
+
+    def hesitate(exchange: Exchange) -> None:
+        assert over.wait(30)
+        exchange.reply(500, b"{}")
+
+    here, home = WebSocketReplica(echo), StubReplica(hesitate)
+    router = LiveRouter([here, home], shutdown_timeout=30)
+    router.prefer(here)
+    with open_socket(router) as client:
+        client.send(json.dumps({"type": "response.create", "previous_response_id": f"resp_{'0' * 48}"}))
+        router.wait(lambda: bool(home.exchanges))
+        router.server.stop_soon()
+        router.wait(lambda: router.server.state.draining)
+        over.set()
+        assert json.loads(client.recv(timeout=30))["error"]["code"] == "not_ready"
+        assert ending(client)[0] == 1001
+    router.thread.join(20)
+    assert router.end() == 0
+    here.server.shutdown()
+    home.close()
+
+
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
