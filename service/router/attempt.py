@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import aiohttp
 from starlette.responses import Response
@@ -66,15 +68,16 @@ class Attempt:
         self._ending: Outcome = "answered"  # how its stream ended
         self._began = time.monotonic()
 
-    async def run(self, pass_on: PassOn, give_up: Callable[[], None]) -> Response | None:
+    async def run(self, pass_on: PassOn) -> Response | None:
         """Return the answer. None: it was a stream, and `pass_on` has had it and returned how it ended.
 
-        `give_up` is called once it is in vain to wait for the replica. Raises ReplicaLost, also for what
-        `pass_on` raises of a stream that did not end as it should.
+        Raises ReplicaLost: once it is in vain to wait for the replica, and also for what `pass_on` raises of
+        a stream that did not end as it should.
         """
         try:
-            with self._replica.request(self._digests, give_up):
-                reply = await self._answer(pass_on)
+            async with asyncio.timeout(None) as patience:
+                with self._replica.request(self._digests, give_up=partial(_end, patience)):
+                    reply = await self._answer(pass_on)
         except (aiohttp.ClientError, OSError, TimeoutError, EngineDied, BadAnswer) as error:
             raise self._lost(error) from None
         self._note(self._ending if reply is None else outcome_of(reply))
@@ -135,6 +138,11 @@ class Attempt:
         """Note how it fared; what begins nothing tells nothing of how the rest does."""
         if not self._sent.is_harmless:
             self._replica.fared(outcome, self._began)
+
+
+def _end(patience: asyncio.Timeout) -> None:
+    if not patience.expired():
+        patience.reschedule(asyncio.get_running_loop().time())
 
 
 def _reply(answer: aiohttp.ClientResponse, content: bytes) -> Response:

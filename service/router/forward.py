@@ -240,12 +240,8 @@ class _Exchange:
         self._state.metrics.placed(placement, number)
         assert self._state.session is not None
         attempt = Attempt(self._state.session, self._sent, placement, digests, self._share)
-        silent = replica_lost(": it does not answer any more")
         try:
-            reply = await attempt.run(
-                pass_on=partial(self._stream, connection, placement),
-                give_up=partial(connection.interrupt, silent),
-            )
+            reply = await attempt.run(pass_on=partial(self._stream, connection, placement))
         except ReplicaLost as lost:
             if connection.started:
                 raise replica_lost(" in the middle of its answer") from None

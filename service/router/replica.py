@@ -108,7 +108,6 @@ class Replica:
         self._unanswered = 0 if answered else self._unanswered + 1
         if self._unanswered >= SILENT_PROBES and self._given_up:
             log.warning("replica %s is silent: %d requests there end", self.name, len(self._given_up))
-            self.fared("failed", time.monotonic())
             for give_up in list(self._given_up.values()):
                 give_up()
 

@@ -288,6 +288,24 @@ def test_a_replica_that_stands_still_is_lost(make: Make, monkeypatch: pytest.Mon
     over.set()
 
 
+def test_what_begins_nothing_is_asked_of_another_replica_than_one_that_stands_still(make: Make) -> None:
+    over = threading.Event()
+    router = make(lambda _: over.wait(30), say)
+    silent, _ = router.server.state.replicas
+
+    def give_up() -> None:
+        router.wait(lambda: silent.in_flight == 1)
+        router.call(lambda: [silent.note_probe(answered=False) for _ in range(SILENT_PROBES)])
+
+    watching = threading.Thread(target=give_up)
+    watching.start()
+    answer = httpx.get(f"{router.url}/v1/models", timeout=30)
+    assert (answer.status_code, answer.content) == (200, b"{}")
+    assert answer.headers["x-quire-route"].endswith("attempt=2")
+    watching.join()
+    over.set()
+
+
 class _Answer:
     status = 503
 
