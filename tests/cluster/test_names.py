@@ -187,7 +187,7 @@ def test_what_is_no_url_of_a_replica_is_refused(url: str) -> None:
 
 def test_a_replica_that_would_answer_below_a_path_is_refused() -> None:
     """Clients' paths could lead out of it."""
-    message = "--advertise-url must be without a path, .*: give http://h:80$"
+    message = "--advertise-url must be without a path: .*: give http://h:80$"
     with pytest.raises(ValueError, match=message):
         RegistryConfig(redis_url="redis://localhost", advertise_url="http://h:80/a/b")
 
