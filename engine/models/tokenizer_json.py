@@ -1,12 +1,13 @@
-"""The text of a model's tokenizer.json, made by transformers where the folder has older files. No torch."""
+"""A model's tokenizer, made by transformers where the folder has older files. Imports no torch."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from quire.engine.models.json_fields import read_json
+from tokenizers import Tokenizer
+
+from quire.engine.models.added_tokens import add_tokens, tokenizer_fields
 
 FILE = "tokenizer.json"
 _OTHERS = ("*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")  # that one can be made of
@@ -27,9 +28,25 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def tokenizer_json(folder: Path) -> str:
-    """Return the text. Raises ValueError that says what is missing."""
-    if (folder / FILE).is_file():
-        return (folder / FILE).read_text(encoding="utf-8")
+    """Return the text of the folder's tokenizer. Raises ValueError as `read_tokenizer` does."""
+    return read_tokenizer(folder).to_str()
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return the folder's tokenizer, with the tokens that other files add. Raises ValueError."""
+    file = folder / FILE
+    if not file.is_file():
+        return _made(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # it raises no other kind
+        raise ValueError(f"{file} is no tokenizer: {error}; mend it, or download it again") from None
+    add_tokens(tokenizer, folder)
+    return tokenizer
+
+
+def _made(folder: Path) -> Tokenizer:
+    """Return what transformers makes of older files. Raises ValueError that says what is missing."""
     check_tokenizer(folder)  # of nothing transformers makes an empty one for many types
     try:
         from transformers import AutoTokenizer  # slow to import
@@ -40,26 +57,16 @@ def tokenizer_json(folder: Path) -> str:
             f"{folder} has no {FILE}, and transformers could not make one: {error}. "
             "Save the model with its fast tokenizer (tokenizer.save_pretrained)."
         ) from None
-    if not hasattr(backend, "to_str"):
+    if not isinstance(backend, Tokenizer):
         raise ValueError(f"{folder} has no {FILE}, and its tokenizer has no fast form")
-    text: str = backend.to_str()
-    return text
+    return backend
 
 
 def eos_of_tokenizer(folder: Path) -> tuple[int, ...]:
     """Return the token that the tokenizer's configuration ends a text with, if that names one."""
-    said = (read_json(folder / "tokenizer_config.json") or {}).get("eos_token")
+    said = tokenizer_fields(folder).get("eos_token")
     said = said.get("content") if isinstance(said, dict) else said
     if not isinstance(said, str) or not has_tokenizer(folder):
         return ()
-    try:
-        described = json.loads(tokenizer_json(folder))
-        added = [each["id"] for each in described.get("added_tokens", ()) if each["content"] == said]
-        vocabulary = described["model"].get("vocab")
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{folder / FILE} is no tokenizer: {error!r}; mend it, or download it again"
-        ) from None
-    if not added and isinstance(vocabulary, dict) and said in vocabulary:
-        added = [vocabulary[said]]
-    return tuple(added[:1])
+    token = read_tokenizer(folder).token_to_id(said)
+    return () if token is None else (token,)

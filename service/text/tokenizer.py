@@ -8,8 +8,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from quire.engine.models.json_fields import read_json
-from quire.engine.models.tokenizer_json import FILE, tokenizer_json
+from quire.engine.models.added_tokens import tokenizer_fields
+from quire.engine.models.tokenizer_json import read_tokenizer
 from quire.service.text.detokenizer import Detokenizer, pieces_of
 from quire.service.text.longest_token import longest_token
 from quire.service.text.model_templates import templates_of, usual_template
@@ -60,9 +60,9 @@ class Tokenizer:
         of one of its others, of one of ours, or a file.
         """
         folder = Path(folder)
-        backend = _backend(folder)
-        config = read_json(folder / "tokenizer_config.json") or {}
-        special = _special_tokens((read_json(folder / "special_tokens_map.json") or {}) | config)
+        backend = read_tokenizer(folder)
+        config = tokenizer_fields(folder)
+        special = _special_tokens(config)
         source, is_own = (
             (usual_template(templates_of(folder, config)), True)
             if template is None
@@ -146,17 +146,6 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
     if decoder["type"] == "Sequence":
         return [kind for part in decoder["decoders"] for kind in _decoder_types(part)]
     return [decoder["type"]]
-
-
-def _backend(folder: Path) -> Backend:
-    """Return the tokenizer of a folder, of its file as that is. Raises ValueError."""
-    file = folder / FILE
-    if not file.is_file():
-        return Backend.from_str(tokenizer_json(folder))
-    try:
-        return Backend.from_file(str(file))
-    except Exception as error:  # it raises no other kind
-        raise ValueError(f"{file} is no tokenizer: {error}; mend it, or download it again") from None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

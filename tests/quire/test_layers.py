@@ -160,7 +160,7 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         ),
         *("inspection.messages", "inspection.replay", "lab.paths", "lab.view", "memory.move_kinds"),
         *("records", "request_stream"),
-        *("models.attention_shape", "models.cache_groups", "models.config"),
+        *("models.added_tokens", "models.attention_shape", "models.cache_groups", "models.config"),
         *("models.float8", "models.generation_config", "models.hub"),
         *("models.json_fields", "models.pooling", "models.rope_config", "models.tokenizer_json"),
         *("registry.bounded_socket", "registry.deployment", "registry.prompt_hasher", "registry.redis"),

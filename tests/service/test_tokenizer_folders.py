@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from quire import LLM, llm
 from quire.commands.settings import chat_template
-from quire.engine.models.tokenizer_json import eos_of_tokenizer
+from quire.engine.models.tokenizer_json import eos_of_tokenizer, tokenizer_json
 from quire.engine.sequences.grammar import grammars_of
 from quire.service.text.detokenizer import _ALPHABET
 from quire.service.text.tokenizer import Tokenizer
@@ -98,6 +98,62 @@ def test_a_request_with_tools_has_the_template_for_tools(tmp_path: Path, where: 
 def test_a_template_that_is_none_is_refused_by_its_file(tmp_path: Path) -> None:
     saved(tmp_path, {"chat_template": [{"name": "default"}]})
     with pytest.raises(ValueError, match=r"chat_template in .*tokenizer_config\.json must be a string, or a"):
+        Tokenizer.from_folder(tmp_path)
+
+
+TOKEN = {"content": "<|new|>", "special": True}
+TYPED = {"__type": "AddedToken", "content": "x y", "special": True, "normalized": False}
+FURTHER: dict[str, dict[str, Any]] = {  # by file; of byte_level's 305 tokens 303 is plain
+    "decoder": {"tokenizer_config.json": {"added_tokens_decoder": {"305": TOKEN, "306": {"content": "x y"}}}},
+    "flags": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {
+                "303": {"content": "plain added", "special": True, "lstrip": True, "normalized": False}
+            }
+        }
+    },
+    "order": {"tokenizer_config.json": {"added_tokens_decoder": {"1000": {"content": "b"}, "305": TOKEN}}},
+    "eos": {"tokenizer_config.json": {"eos_token": "<|new|>", "bos_token": TYPED}},
+    "named": {"tokenizer_config.json": {"pad_token": "plain added", "image_token": "<|new|>"}},
+    "in the vocabulary": {"tokenizer_config.json": {"eos_token": "hello"}},
+    "list": {"tokenizer_config.json": {"additional_special_tokens": ["<|new|>", TYPED]}},
+    "extra": {"tokenizer_config.json": {"extra_special_tokens": {"image_token": "<|new|>"}}},
+    "plain extra": {"tokenizer_config.json": {"extra_special_tokens": ["plain added"]}},
+    "map": {"special_tokens_map.json": {"eos_token": "<|new|>", "additional_special_tokens": ["x y"]}},
+    "older": {
+        "added_tokens.json": {"x y": 306, "<|new|>": 305},
+        "special_tokens_map.json": {"eos_token": "<|new|>"},
+    },
+    "map left out": {
+        "tokenizer_config.json": {"added_tokens_decoder": {"305": TOKEN}},
+        "special_tokens_map.json": {"eos_token": "plain added"},
+        "added_tokens.json": {"x y": 306},
+    },
+}
+
+
+@pytest.mark.parametrize("which", FURTHER)
+def test_tokens_that_other_files_name_are_added(tmp_path: Path, which: str) -> None:
+    saved(tmp_path, {})
+    for name, content in FURTHER[which].items():
+        (tmp_path / name).write_text(json.dumps(content))
+    tokenizer, reference = Tokenizer.from_folder(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text = "hello <|new|> there x y , plain added b"
+    tokens = tokenizer.encode(text, add_special_tokens=True)
+    assert tokens == reference(text)["input_ids"]
+    for skip in (True, False):
+        expected = reference.decode(tokens, skip_special_tokens=skip)
+        assert tokenizer.decode(tokens, skip_special_tokens=skip) == expected
+    added = json.loads(tokenizer_json(tmp_path))["added_tokens"]  # as grammars have them
+    assert {each["id"] for each in added if each["special"]} == tokenizer.special
+    if reference.eos_token is not None:
+        assert eos_of_tokenizer(tmp_path) == (reference.eos_token_id,) == (tokenizer.eos,)
+
+
+@pytest.mark.parametrize("decoder", [[], {"x": TOKEN}, {"305": "<|new|>"}, {"305": {}}])
+def test_added_tokens_that_are_none_are_refused_by_name(tmp_path: Path, decoder: object) -> None:
+    saved(tmp_path, {"added_tokens_decoder": decoder})
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: added_tokens_decoder is .* it must be an"):
         Tokenizer.from_folder(tmp_path)
 
 
