@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from quire.engine.config import EngineConfig
@@ -16,6 +17,7 @@ from quire.engine.models.config import read_max_positions
 from quire.engine.models.loader import load_model
 from quire.engine.models.native_config import read_native
 from quire.engine.models.reading import read_model
+from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import compare, save_tiny
@@ -103,9 +105,30 @@ def test_weights_that_do_not_fit_are_refused_by_name(changed: str, expected: str
         start_engine(EngineConfig(model=str(tmp_path), device="cpu"))
 
 
+@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize("wrong", [None, torch.zeros(3, 64)], ids=["missing", "shape"])
+def test_experts_that_do_not_fit_together_are_refused_by_name(
+    wrong: Tensor | None, rank: int | None, tmp_path: Path
+) -> None:
+    save_tiny("qwen3_moe", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
+    del weights[name]
+    save_file(weights | ({} if wrong is None else {name: wrong}), tmp_path / "model.safetensors")
+    config = read_model(tmp_path)
+    expected = r"model\.layers\.1\.mlp\.experts\.(gate_up_proj cannot be made|3\.up_proj\.weight has shape)"
+    with pytest.raises(ValueError, match=expected):
+        load_model(
+            tmp_path, config if rank is None else config.of_rank(2), torch_backend(), device="cpu",
+            dtype=torch.float32, max_model_len=9, ranks=None if rank is None else OneOfRanks(rank, 2),
+        )  # fmt: skip
+
+
 SPARE = {
     "codegen": ["transformer.h.0.attn.causal_mask"],
     "gpt2": ["transformer.h.0.attn.masked_bias"],
+    "gpt_bigcode": ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"],
+    "openai-gpt": ["transformer.h.0.attn.bias"],
     "gpt_neo": ["transformer.h.0.attn.attention.bias", "transformer.h.0.attn.attention.masked_bias"],
     "gptj": ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"],
     "xglm": ["model.embed_positions.weights"],

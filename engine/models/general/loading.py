@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from safetensors import safe_open
 from quire.engine.models.float8 import MXFP4, Float8, Quantised
 from quire.engine.models.float8_files import expand_files
 from quire.engine.models.mxfp4_files import expand_mxfp4
+from quire.engine.models.weight_files import listed
 
 
 @contextmanager
@@ -41,7 +43,35 @@ def reading_expanded(cls: type, quantised: Quantised, dtype: torch.dtype) -> typ
     return loading_by(cls, load)
 
 
+def reading_whole(cls: type) -> type:
+    """Return a class of models that reads files as they are, and says by name what cannot be merged."""
+    return loading_by(cls, cls._load_pretrained_model)  # type: ignore[attr-defined]
+
+
 def loading_by(cls: type, load: Callable[..., tuple[Any, Any]]) -> type:
-    """Return the class with another way to load, under its own name, which transformers looks at."""
+    """Return the class with another way to load, under its own name, which transformers looks at.
+
+    It raises ValueError by the names of weights that cannot be made of what files have, which transformers
+    only logs.
+    """
+
+    def told(model: Any, state: Any, files: list[str], *others: Any) -> tuple[Any, Any]:
+        loaded = load(model, state, files, *others)
+        problems = [f"{name} cannot be made: {_last(text)}" for name, text in _failed(loaded).items()]
+        if problems:
+            raise ValueError(f"{Path(files[0]).parent} does not fit its config.json: {listed(problems)}")
+        return loaded
+
     named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls,), named | {"_load_pretrained_model": staticmethod(load)})
+    return type(cls.__name__, (cls,), named | {"_load_pretrained_model": staticmethod(told)})
+
+
+def _failed(loaded: tuple[Any, Any]) -> dict[str, str]:
+    """Return what was raised for each weight that files have several tensors of, as transformers notes it."""
+    errors: dict[str, str] = loaded[0].conversion_errors
+    return errors
+
+
+def _last(text: str) -> str:
+    """Return the message of a traceback, which a line of where it was may follow."""
+    return text.split("\nError", maxsplit=1)[0].splitlines()[-1]

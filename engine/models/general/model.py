@@ -26,7 +26,7 @@ from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.index_parts import give_kinds
 from quire.engine.models.general.latent import give_latents
-from quire.engine.models.general.loading import reading_expanded
+from quire.engine.models.general.loading import reading_expanded, reading_whole
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import adapt, is_indexer, register_classes
 from quire.engine.models.general.paged_attention import PagedAttention
@@ -45,8 +45,10 @@ _FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
 _BUFFERS = {
     "codegen": r"attn\.causal_mask",
     "gpt2": r"attn\.masked_bias",
+    "gpt_bigcode": r"attn\.(masked_)?bias",
     "gpt_neo": r"attn\.attention\.(masked_)?bias",
     "gptj": r"attn\.(masked_)?bias",
+    "openai-gpt": r"attn\.bias",
     "xglm": r"embed_positions\.weights",
 }
 
@@ -196,20 +198,19 @@ def _load_whole(
     described: PreTrainedConfig,
 ) -> Any:
     """Load the causal model of a configuration into host memory."""
-    reader, given = auto, {"config": described}
-    if config.quantised is not None:
-        built = build(described, auto)
-        reader = reading_expanded(type(built), config.quantised, dtype)
-        given = {"config": without(built.config)}
-    causal, told = reader.from_pretrained(
-        folder, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
+    built = build(described, auto)
+    cls, shape = type(built), without(built.config)
+    if config.quantised is None:
+        reader = reading_whole(cls)
+    else:
+        reader = reading_expanded(cls, config.quantised, dtype)
+    causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
+        folder, config=shape, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
         local_files_only=True, use_safetensors=True, output_loading_info=True,
         ignore_mismatched_sizes=True,  # so that they are told
-        **given,
     )  # fmt: skip
     _check(folder, told, config, described)
-    if config.quantised is not None:
-        causal.__class__ = type(built)
+    causal.__class__ = cls
     return causal
 
 
