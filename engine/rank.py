@@ -79,7 +79,7 @@ def build_rank(
     gpu = gpu_of(device)
     folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
     whole = read_model(folder, config.model_impl, config.runner)
-    sampling_defaults = read_sampling_defaults(config.generation_config, folder)
+    sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
     model_config = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # One core is the API process's.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,18 +51,9 @@ def _prompt(prompt: Any) -> str | list[int]:
     raise TypeError(f"a prompt must be a text or a list of token ids, got {prompt!r}")
 
 
-def params_list(
-    params: Params | Sequence[Params] | None, count: int, default: Callable[[], Params]
-) -> list[Params]:
-    """Return params for each of the prompts, without any `default()`.
-
-    Raises ValueError for too many or too few.
-    """
-    each: list[Any]
-    if isinstance(params, list | tuple):
-        each = list(params)
-    else:
-        each = [default() if params is None else params] * count
+def params_list(params: Params | Sequence[Params], count: int) -> list[Params]:
+    """Return params for each of the prompts. Raises ValueError for too many or too few."""
+    each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * count
     for own in each:
         if not isinstance(own, Params):
             raise TypeError(f"sampling_params must be SamplingParams, or a list of them, got {own!r}")
@@ -126,10 +117,15 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
     return tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
 
 
-def as_long_as_fits(info: EngineInfo, prompt: str | list[int]) -> Params:
-    """Return params by which an answer to a conversation has as many tokens as fit."""
+def usual_params(info: EngineInfo, prompt: list[int]) -> Params:
+    """Return params of a request that names none: the model's folder's, and no more tokens than fit.
+
+    An answer to a conversation has as many as fit unless the folder names a limit; another text has 16.
+    """
+    usual = info.sampling_defaults.params()
     room = max(info.max_request_tokens - len(prompt), 1)
-    return msgspec.structs.replace(info.sampling_defaults.params(), max_tokens=room)
+    limited = info.sampling_defaults.max_tokens is not None or not isinstance(prompt, ChatPrompt)
+    return msgspec.structs.replace(usual, max_tokens=min(usual.max_tokens, room) if limited else room)
 
 
 def ended_by_turn(tokenizer: Tokenizer, prompt: str | list[int], params: Params) -> Params:

@@ -10,7 +10,6 @@ from quire.arguments import (
     Message,
     Params,
     Prompt,
-    as_long_as_fits,
     ended_by_turn,
     for_engine,
     params_list,
@@ -18,6 +17,7 @@ from quire.arguments import (
     prompt_tokens,
     stop_strings,
     turn_stops,
+    usual_params,
 )
 from quire.completion import Followed
 from quire.configured import Configured
@@ -83,8 +83,7 @@ class AsyncLLM(Configured):
     ) -> RequestOutput:
         """Return the prompt's n completions. Raises RequestFailed if the engine cannot compute them."""
         (given,) = prompt_list(prompt)
-        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults.params)
-        request = _Request(self, given, params, stop)
+        request = _Request(self, given, sampling_params, stop)
         output = await request.complete()
         output.prompt = given if isinstance(given, str) else None
         return output
@@ -97,8 +96,7 @@ class AsyncLLM(Configured):
         stop: str | Sequence[str] = (),
     ) -> RequestOutput:
         """Return the next answers of a conversation; without `sampling_params` of as many tokens as fit."""
-        prompt = self.chat_prompt(messages)
-        return await self.generate(prompt, sampling_params or as_long_as_fits(self.info, prompt), stop=stop)
+        return await self.generate(self.chat_prompt(messages), sampling_params, stop=stop)
 
     async def stream(
         self, prompt: Prompt, sampling_params: Params | None = None, *, stop: str | Sequence[str] = ()
@@ -108,8 +106,7 @@ class AsyncLLM(Configured):
         What `chat_prompt` returns may be the prompt.
         """
         (given,) = prompt_list(prompt)
-        (params,) = params_list(sampling_params, 1, self.info.sampling_defaults.params)
-        request = _Request(self, given, params, stop)
+        request = _Request(self, given, sampling_params, stop)
         try:
             async for text in request.first_text():
                 yield text
@@ -156,12 +153,14 @@ class _Request(Answers[Followed]):
     """A prompt while the engine works on it."""
 
     def __init__(
-        self, llm: AsyncLLM, prompt: str | list[int], params: Params, stop: str | Sequence[str]
+        self, llm: AsyncLLM, prompt: str | list[int], given: Params | None, stop: str | Sequence[str]
     ) -> None:
         tokenizer = llm.tokenizer
+        self._prompt = prompt_tokens(tokenizer, prompt)
+        (params,) = params_list(usual_params(llm.info, self._prompt) if given is None else given, 1)
+        self._params = params
         (stops,) = stop_strings(stop, [params])
         stops = (*stops, *turn_stops(tokenizer, prompt, params))
-        self._prompt, self._params = prompt_tokens(tokenizer, prompt), params
         self._stream: RequestStream = llm._engine.add(
             self._prompt, ended_by_turn(tokenizer, prompt, for_engine([params])[0])
         )

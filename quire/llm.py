@@ -12,13 +12,13 @@ from quire.arguments import (
     Message,
     Params,
     Prompt,
-    as_long_as_fits,
     ended_by_turn,
     for_engine,
     params_list,
     prompt_list,
     prompt_tokens,
     stop_strings,
+    usual_params,
 )
 from quire.configured import Configured
 from quire.engine.config import EngineInfo, Progress
@@ -101,16 +101,14 @@ class LLM(Configured):
     ) -> list[RequestOutput]:
         """Return each prompt's n completions, all prompts in one continuous batch.
 
-        `sampling_params` are for all prompts, or one for each; without, 16 tokens, chosen as
-        generation_config.json of the model or of `generation_config` has it. Those without a seed draw one
+        `sampling_params` are for all prompts, or one for each; without, 16 tokens or as many as fit, chosen
+        as generation_config.json of the model or of `generation_config` has it. Those without a seed draw one
         for each prompt. `stop` are strings that end any of the texts, beside their params' own. On a terminal
         a bar counts prompts unless `use_tqdm` is false; it may be tqdm's kin.
 
         Raises ValueError for a prompt that can never fit, and for too many or too few params.
         """
-        each = prompt_list(prompts)
-        params = params_list(sampling_params, len(each), self.info.sampling_defaults.params)
-        return self._answer(each, params, stop, use_tqdm)
+        return self._answer(prompt_list(prompts), sampling_params, stop, use_tqdm)
 
     def chat(
         self,
@@ -128,23 +126,17 @@ class LLM(Configured):
         one = isinstance(messages, str) or (messages and isinstance(messages[0], dict))
         several: Any = [messages] if one else messages
         prompts: list[str | list[int]] = [self.chat_prompt(each) for each in several]
-        if sampling_params is None:
-            sampling_params = [as_long_as_fits(self.info, prompt) for prompt in prompts]
-        return self._answer(
-            prompts,
-            params_list(sampling_params, len(prompts), self.info.sampling_defaults.params),
-            stop,
-            use_tqdm,
-        )
+        return self._answer(prompts, sampling_params, stop, use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: Params | None = None, *, stop: str | Sequence[str] = ()
     ) -> TextStream:
         """Stream the text of the first completion, as it comes; others may be asked for meanwhile."""
         (given,) = prompt_list(prompt)
-        params = params_list(sampling_params, 1, self.info.sampling_defaults.params)
-        (stops,) = stop_strings(stop, params)
-        return self.engine.stream(self._request(given, for_engine(params)[0]), stops)
+        tokens = prompt_tokens(self.tokenizer, given)
+        (params,) = self._params([tokens], sampling_params)
+        (stops,) = stop_strings(stop, [params])
+        return self.engine.stream(self._request(tokens, for_engine([params])[0]), stops)
 
     def embed(
         self,
@@ -183,15 +175,17 @@ class LLM(Configured):
 
     def _answer(
         self,
-        prompts: list[str | list[int]],
-        params: list[Params],
+        prompts: Sequence[str | list[int]],
+        sampling_params: Params | Sequence[Params] | None,
         stop: str | Sequence[str],
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         engine = self.engine
-        stops = stop_strings(stop, params)
         with without_collections():
-            requests = [self._request(*pair) for pair in zip(prompts, for_engine(params), strict=True)]
+            tokens = [prompt_tokens(self.tokenizer, prompt) for prompt in prompts]
+            params = self._params(tokens, sampling_params)
+            stops = stop_strings(stop, params)
+            requests = [self._request(*pair) for pair in zip(tokens, for_engine(params), strict=True)]
             with prompt_bar(len(prompts), use_tqdm) as tell:
                 outputs = engine.answer(requests, engine.core.add_all, stops, tell)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -203,6 +197,10 @@ class LLM(Configured):
         with prompt_bar(len(requests), use_tqdm) as tell:
             return task.results(self.engine.pool(requests, tell))
 
-    def _request(self, prompt: str | list[int], params: Params) -> Request:
-        tokens = prompt_tokens(self.tokenizer, prompt)
-        return Request(next(self._ids), tokens, ended_by_turn(self.tokenizer, prompt, params))
+    def _params(self, prompts: list[list[int]], given: Params | Sequence[Params] | None) -> list[Params]:
+        if given is None:
+            return [usual_params(self.info, prompt) for prompt in prompts]
+        return params_list(given, len(prompts))
+
+    def _request(self, prompt: list[int], params: Params) -> Request:
+        return Request(next(self._ids), prompt, ended_by_turn(self.tokenizer, prompt, params))

@@ -62,9 +62,10 @@ def check_generation_config(source: str) -> None:
         raise ValueError(f"--generation-config: {source} has no {FILE}; give auto, vllm or a folder that has")
 
 
-def read_sampling_defaults(source: str, model: Path) -> SamplingDefaults:
+def read_sampling_defaults(source: str, model: Path, vocab_size: int) -> SamplingDefaults:
     """Return what a folder's generation_config.json says; `source` as `--generation-config` has it.
 
+    Of suppressed tokens those that the model does not have are left out: they are never chosen.
     Raises ValueError that names the file, the field and what it may be.
     """
     if source == "vllm":
@@ -77,7 +78,8 @@ def read_sampling_defaults(source: str, model: Path) -> SamplingDefaults:
     ignored = [name for name, neutral in _NEUTRAL.items() if raw.get(name) not in (None, False, *neutral)]
     if ignored:
         logger.warning("%s: not applied to requests: %s", path, ", ".join(ignored))
-    suppressed = Fields(raw, str(path)).token_ids("suppress_tokens")
+    told = Fields(raw, str(path)).token_ids("suppress_tokens")
+    suppressed = [token for token in told if 0 <= token < vocab_size]
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     found: dict[str, Any] = {name: raw[name] for name in names if raw.get(name) is not None}
     if isinstance(top_k := found.get("top_k"), int):

@@ -19,10 +19,10 @@ def test_what_the_folder_says_is_taken_and_what_is_not_applied_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(
-        tmp_path, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=512, suppress_tokens=[7, 9],
+        tmp_path, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=512, suppress_tokens=[7, 9, 100, -1],
         eos_token_id=[1, 2], num_beams=1, no_repeat_ngram_size=3, do_sample=True,
     )  # fmt: skip
-    assert read_sampling_defaults("auto", tmp_path) == SamplingDefaults(
+    assert read_sampling_defaults("auto", tmp_path, 100) == SamplingDefaults(
         temperature=0.6, top_k=20, top_p=0.95, max_tokens=512, logit_bias={7: -100.0, 9: -100.0}
     )
     assert caplog.text.strip().endswith("not applied to requests: no_repeat_ngram_size")
@@ -30,13 +30,13 @@ def test_what_the_folder_says_is_taken_and_what_is_not_applied_is_told(
 
 def test_auto_takes_a_folder_without_one_vllm_takes_none_and_another_folder_is_named(tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
-    assert read_sampling_defaults("auto", tmp_path) == SamplingDefaults()
+    assert read_sampling_defaults("auto", tmp_path, 100) == SamplingDefaults()
     with pytest.raises(ValueError, match=r"--generation-config: .*other has no generation_config\.json"):
-        read_sampling_defaults(str(other), tmp_path)
+        read_sampling_defaults(str(other), tmp_path, 100)
     write(tmp_path, temperature=0.5)
     write(other, temperature=0.7)
-    assert read_sampling_defaults("vllm", tmp_path) == SamplingDefaults()
-    assert read_sampling_defaults(str(other), tmp_path) == SamplingDefaults(temperature=0.7)
+    assert read_sampling_defaults("vllm", tmp_path, 100) == SamplingDefaults()
+    assert read_sampling_defaults(str(other), tmp_path, 100) == SamplingDefaults(temperature=0.7)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_what_no_request_could_say_is_refused_by_file_and_field(
     write(tmp_path, **{field: value})
     name = field.replace("new_", "")
     with pytest.raises(ValueError, match=rf"generation_config\.json: .*{name}.*--generation-config vllm"):
-        read_sampling_defaults("auto", tmp_path)
+        read_sampling_defaults("auto", tmp_path, 100)

@@ -40,6 +40,24 @@ def test_params_for_all(llm: LLM) -> None:
     assert [len(one.token_ids) for (one,) in answers] == [4, 4]
 
 
+def test_without_params_a_text_has_no_more_tokens_than_fit(llm: LLM) -> None:
+    limit = llm.info.max_request_tokens
+    for size in (limit - 3, limit - 1):
+        ((answer,),) = llm.generate([[5] * size])
+        assert 1 <= len(answer.token_ids) <= limit - size
+    with pytest.raises(ValueError, match="there are only 64"):
+        llm.generate([[5] * (limit + 9)])
+
+
+def test_the_folders_limit_is_that_of_answers_too_and_no_more_than_fits(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 3, "suppress_tokens": [999999]}')
+    settings: dict[str, Any] = {"device": "cpu", "num_gpu_blocks_override": 64, "max_model_len": 64}
+    with LLM(generation_config=str(tmp_path), **settings) as llm:
+        hello = [{"role": "user", "content": "hello"}]
+        for answers in (llm.generate("A block"), llm.chat(hello), llm.generate([[5] * 62])):
+            assert len(answers[0][0].token_ids) <= 3
+
+
 def test_too_few_params_are_refused(llm: LLM) -> None:
     with pytest.raises(ValueError, match="there are 4 prompts and 1 params"):
         llm.generate(PROMPTS, [SamplingParams()])
