@@ -5,6 +5,7 @@ A folder may say so by the files of sentence-transformers, which vLLM reads too,
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -14,6 +15,7 @@ import msgspec
 from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
 
+logger = logging.getLogger("quire.engine")
 Runner = Literal["auto", "generate", "pooling"]
 PooledTokens = Literal["last", "mean", "first"]
 Activation = Literal["none", "sigmoid"]
@@ -133,6 +135,7 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         if not answers.has("true_token_id") or len(tokens) > 2:
             raise answers.error("true_token_id", answers.raw.get("true_token_id"), "a token id")
         return Pooling(labels=1, label_tokens=tokens, activation=_activation(folder, raw, 1))
+    _tell_texts(folder)
     return Pooling(
         tokens=_pooled_tokens(_read_module(folder, kinds["Pooling"])) if "Pooling" in kinds else "last",
         normalize="Normalize" in kinds,
@@ -180,6 +183,27 @@ def _read_module(folder: Path, module: dict[str, Any]) -> Fields:
     if raw is None:
         raise ValueError(f"{file} is missing, which modules.json names")
     return Fields(raw, str(file))
+
+
+def _tell_texts(folder: Path) -> None:
+    """Say what sentence-transformers would make of each text first, which nothing here does."""
+    file = folder / "config_sentence_transformers.json"
+    raw = read_json(file) or {}
+    prompts, name = raw.get("prompts"), raw.get("default_prompt_name")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if prompt:
+        logger.warning(
+            "%s: default_prompt_name is %r, but no text gets a prompt here: requests have to begin theirs "
+            "with %r where sentence-transformers would",
+            file,
+            name,
+            prompt,
+        )
+    file = folder / "sentence_bert_config.json"
+    if (read_json(file) or {}).get("do_lower_case") is True:
+        logger.warning(
+            "%s: do_lower_case is true, but texts are taken as they come: send small letters", file
+        )
 
 
 def _pooled_tokens(fields: Fields) -> PooledTokens:
