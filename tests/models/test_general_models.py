@@ -33,7 +33,7 @@ from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP12
 from tests.kernels.gpus import GPUS
-from tests.models.any_model import compare, save_tiny, tiny_config
+from tests.models.any_model import MAX_LEN, compare, prompts, save_tiny, tiny_config
 from tests.models.paged_driver import PagedDriver
 
 # Dense with norms of every kind and place, scaled logits and residuals, partial rotary, parallel blocks,
@@ -130,6 +130,25 @@ def test_an_indexer_chooses_by_keys_that_are_in_the_cache(
     verdict = compare(kind, tmp_path, **changes)
     assert verdict.outcome == "equal", verdict.detail
     assert read_model(tmp_path).chosen_tokens == changes.get("index_topk", 9)
+
+
+@pytest.mark.parametrize("kind", ["dots3_note_text", "deepseek_v32"])
+def test_an_indexers_keys_are_kept_in_the_models_dtype(kind: str, tmp_path: Path) -> None:
+    """Also those that its own code turns by angles in fp32."""
+    save_tiny(kind, tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+    ).eval()
+    config = read_model(tmp_path)
+    model, _ = load_model(
+        tmp_path, config, torch_backend(), device="cpu", dtype=torch.bfloat16, max_model_len=MAX_LEN
+    )
+    driver, tokens = PagedDriver(model, config, 1, MAX_LEN), prompts()[0]
+    few = driver.step({}, {0: tokens[:8]})[0]  # of which none is left out
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens[:8]]), use_cache=False).logits[0].float()
+    assert float((few.float() - expected).abs().mean() / expected.std()) < 0.05
+    assert driver.step({}, {0: tokens[8:]})[0].isfinite().all()
 
 
 @pytest.mark.parametrize(

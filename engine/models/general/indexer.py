@@ -92,7 +92,7 @@ def keep_keys(indexer: Indexer, batch: ForwardBatch, cache: LayerCache, keep: Ke
 
     class Kept:
         def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
-            keep(keys[0], batch.slots, cache)
+            keep(keys[0].to(cache.kv.dtype), batch.slots, cache)  # some turn theirs in fp32 (dots3)
             return keys[:, :1]
 
     one = torch.ones(1, 1, 1, dtype=torch.bool, device=batch.tokens.device)
