@@ -13,6 +13,8 @@ from quire.engine.models.json_fields import Fields, read_json
 
 logger = logging.getLogger("quire.engine")
 FILE = "generation_config.json"
+_PARTS = ("decoder", "generator", "text_config")
+_WRITTEN_OUT = 50  # a top_k of transformers' own, which old files have beside those that somebody chose
 SUPPRESSED = -100.0  # the bias of a token that is not to be chosen
 # What it may say besides that changes which tokens are chosen, and the values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -65,8 +67,9 @@ def check_generation_config(source: str) -> None:
 def read_sampling_defaults(source: str, model: Path, vocab_size: int) -> SamplingDefaults:
     """Return what a folder's generation_config.json says; `source` as `--generation-config` has it.
 
-    Of suppressed tokens those that the model does not have are left out: they are never chosen.
-    Raises ValueError that names the file, the field and what it may be.
+    A model's folder without one may say so in its config.json, as older ones do. Of suppressed tokens those
+    that the model does not have are left out: they are never chosen. Raises ValueError that
+    names the file, the field and what it may be.
     """
     if source == "vllm":
         return SamplingDefaults()
@@ -74,7 +77,8 @@ def read_sampling_defaults(source: str, model: Path, vocab_size: int) -> Samplin
     path = (model if source == "auto" else Path(source)) / FILE
     raw = read_json(path)
     if raw is None:
-        return SamplingDefaults()
+        path = model / "config.json"
+        raw = _in_configuration(read_json(path) or {})
     ignored = [name for name, neutral in _NEUTRAL.items() if raw.get(name) not in (None, False, *neutral)]
     if ignored:
         logger.warning("%s: not applied to requests: %s", path, ", ".join(ignored))
@@ -94,3 +98,12 @@ def read_sampling_defaults(source: str, model: Path, vocab_size: int) -> Samplin
             f"{path}: {error}; mend it, or give --generation-config vllm to ignore it"
         ) from error
     return defaults
+
+
+def _in_configuration(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return what a config.json says of a model's text, or its part for text, where transformers looks."""
+    part: dict[str, Any] = next((raw[name] for name in _PARTS if isinstance(raw.get(name), dict)), {})
+    said = part | {name: value for name, value in raw.items() if value is not None}
+    if said.get("top_k") == _WRITTEN_OUT:
+        del said["top_k"]
+    return said

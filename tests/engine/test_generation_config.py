@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import GenerationConfig
 
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
 
@@ -37,6 +38,22 @@ def test_auto_takes_a_folder_without_one_vllm_takes_none_and_another_folder_is_n
     write(other, temperature=0.7)
     assert read_sampling_defaults("vllm", tmp_path, 100) == SamplingDefaults()
     assert read_sampling_defaults(str(other), tmp_path, 100) == SamplingDefaults(temperature=0.7)
+
+
+def test_an_older_folder_says_so_in_its_config_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config: dict[str, object] = {
+        "temperature": 0.5, "top_k": 50, "suppress_tokens": None, "no_repeat_ngram_size": 3,
+        "text_config": {"temperature": 0.9, "repetition_penalty": 1.2, "suppress_tokens": [4]},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = SamplingDefaults(temperature=0.5, repetition_penalty=1.2, logit_bias={4: -100.0})
+    assert read_sampling_defaults("auto", tmp_path, 100) == expected
+    assert "config.json: not applied to requests: no_repeat_ngram_size" in caplog.text
+    theirs = GenerationConfig.from_model_config(config)
+    assert (theirs.temperature, theirs.repetition_penalty, theirs.suppress_tokens) == (0.5, 1.2, [4])
+    assert read_sampling_defaults("vllm", tmp_path, 100) == SamplingDefaults()
+    write(tmp_path, top_p=0.5)
+    assert read_sampling_defaults("auto", tmp_path, 100) == SamplingDefaults(top_p=0.5)
 
 
 @pytest.mark.parametrize(
