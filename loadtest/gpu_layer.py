@@ -28,7 +28,7 @@ from quire.kernels.attention.batch import DecodeBatch, ForwardBatch
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.attention.splits import DecodeWorkspace
 from quire.kernels.backend import Backend, triton_backend
-from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.formats.kv_format import BF16, KVFormat
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.device_time import capture, replay_seconds
 from quire.loadtest.gpu_kernels import COPY_BANDWIDTH
@@ -108,15 +108,16 @@ def measure(
     rows: int,
     context: int,
     spread: Spread,
+    held: KVFormat = BF16,
 ) -> Timing:
+    """Time one step's layers with `rows` that decode, and a cache of what is random in the format `held`."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     workspace = DecodeWorkspace.allocate(rows, config.num_heads, config.head_dim, device)
     contexts = contexts_of(rows, context, spread)
     batch = decode_batch(contexts, BLOCK_SIZE, workspace, device)
     blocks = int(batch.decode.block_tables.max()) + 1
-    cache = KVCache(config, blocks, BLOCK_SIZE, UNSCALED[dtype], device, backend.copy_blocks)
-    for layer in cache.layers:
-        layer.kv.normal_(std=0.1)
+    cache = KVCache(config, blocks, BLOCK_SIZE, held, device, backend.copy_blocks)
+    cache.blocks.random_(0, 64)  # bytes of small numbers and scales, of any format
     seconds = graph_seconds(lambda: model.forward(batch, cache.layers))
     bound = layer_bytes(config, sum(contexts), dtype.itemsize) / COPY_BANDWIDTH
     return Timing(name, rows, context, spread, seconds / config.num_layers * 1e6, bound * 1e6)

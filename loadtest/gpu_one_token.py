@@ -1,9 +1,10 @@
-"""Time ways to divide one token's products: `python -m quire.loadtest.gpu_one_token [--models NAME,…]`.
+"""Time ways to compute one token's products: `python -m quire.loadtest.gpu_one_token [--models NAME,…]`.
 
-Of a layer's products that `linear.gemv` computes, each in turn has every division that it can take, the
-others what serving takes: within the model's own layers, in a CUDA graph, since what is quickest alone often
-is not behind and before other kernels. The models are native ones of `quire.loadtest.shape_configs`, with
-dummy weights. Prints microseconds of a layer. Needs one CUDA device.
+Each of a layer's products in turn is computed by `linear.gemv` in every division that it can take, and by
+`linear.hopper_gemv` with some rows a program, the others as serving computes them: within the model's own
+layers, in a CUDA graph, since what is quickest alone often is not behind and before other kernels. The models
+are native ones of `quire.loadtest.shape_configs`, with dummy weights. Prints microseconds of a layer. Needs
+one CUDA device.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -23,8 +24,12 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.loader import Model, load_model
 from quire.engine.models.native_config import has_native, read_native
 from quire.kernels.backend import Backend, triton_backend
-from quire.kernels.linear import gemv
+from quire.kernels.formats.kv_format import BF16, FP12, KVFormat
+from quire.kernels.linear import gemv, hopper_gemv, skinny
 from quire.kernels.linear.gemv import Tiles, tiles_of_one
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.plan import plan_attention, plan_layer
+from quire.kernels.tuning import Tuning
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.gpu_layer import measure
 from quire.loadtest.model_configs import write_model_folder
@@ -33,9 +38,11 @@ from quire.loadtest.shape_configs import DENSE, OTHERS
 CONFIGS = {name: config for name, config in {**DENSE, **OTHERS}.items() if has_native(config)}
 CONTEXT = 544  # tokens
 MOST_LAYERS = 12
+FORMATS = {each.name: each for each in (BF16, FP12)}
 ROWS, CHUNKS, HELD = (1, 2, 4, 8), (512, 1024, 2048, 4096), (8, 16, 32)
+ROWS_IN_SHARED = (2, 4, 8)
 MOST_WARPS = 16
-SHOWN = 4  # divisions of each product that are printed
+SHOWN = 4  # ways of each product that are printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,72 +55,124 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class InShared:
+    """A product by `linear.hopper_gemv`, with so many rows a program."""
+
+    rows: int
+
+
+Way = Tiles | InShared | None  # None: as serving computes it
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
-    """tiles: those of `product`. chosen: they are what serving takes. microseconds: of a layer."""
+    """microseconds: of a layer."""
 
     model: str
+    cache: str
     product: Product
-    tiles: Tiles
-    chosen: bool
+    way: Way
     microseconds: float
 
 
-def divisions(product: Product) -> Iterator[Tiles]:
-    """Yield what serving takes, then the others that a program has threads and registers for."""
-    chosen = tiles_of_one(product.outputs, product.columns, gated=product.gated)
-    yield chosen
+def ways(product: Product) -> Iterator[Way]:
+    """Yield serving's way, then those that a program has threads, registers and shared memory for."""
+    yield None
     weights = 2 if product.gated else 1
     for rows, chunk, held in itertools.product(ROWS, CHUNKS, HELD):
         warps, registers = 2 * chunk // (64 * held), weights * rows * held
-        tiles = Tiles(rows, chunk, held)
-        if (
-            1 <= warps <= MOST_WARPS
-            and 8 <= registers <= 128
-            and chunk < 2 * product.columns
-            and tiles != chosen
-        ):
-            yield tiles
+        if 1 <= warps <= MOST_WARPS and 8 <= registers <= 128 and chunk < 2 * product.columns:
+            yield Tiles(rows, chunk, held)
+    for rows in ROWS_IN_SHARED:
+        if hopper_gemv.division(product.outputs, product.columns, into_attention=False) is None:
+            return
+        if product.outputs % rows == 0:
+            yield InShared(rows)
 
 
 @contextmanager
 def noted() -> Iterator[dict[Product, None]]:
-    """Note the products that `linear.gemv` computes meanwhile, in their order."""
+    """Note the products of one token that are planned meanwhile, in their order."""
     products: dict[Product, None] = {}
+    asked = hopper_gemv.prefers
 
-    def tiles_of(outputs: int, columns: int, *, gated: bool) -> Tiles:
-        products[Product(outputs, columns, gated)] = None
-        return tiles_of_one(outputs, columns, gated=gated)
+    def prefers(weight: Matrix, tuning: Tuning, *, gated: bool, hidden: int) -> bool:
+        products[_product(weight, gated=gated)] = None
+        return asked(weight, tuning, gated=gated, hidden=hidden)
 
-    with mock.patch.object(gemv, "tiles_of_one", tiles_of):
+    with planned_anew(), mock.patch.object(hopper_gemv, "prefers", prefers):
         yield products
 
 
 @contextmanager
-def divided(product: Product, tiles: Tiles) -> Iterator[None]:
-    """Have one token's products of that shape divided so."""
+def computed(product: Product, way: Way) -> Iterator[None]:
+    """Have one token's products of that shape computed so."""
+    by_tiles, by_shared = isinstance(way, Tiles), isinstance(way, InShared)
+    prefers, prefers_one, division = hopper_gemv.prefers, skinny.prefers_one, hopper_gemv.division
+
+    def held(weight: Matrix, tuning: Tuning, *, gated: bool, hidden: int) -> bool:
+        same = way is not None and _product(weight, gated=gated) == product
+        return by_shared if same else prefers(weight, tuning, gated=gated, hidden=hidden)
+
+    def skinny_of_one(weight: Matrix, tuning: Tuning) -> bool:
+        same = by_tiles and _product(weight, gated=product.gated) == product
+        return not same and prefers_one(weight, tuning)
 
     def tiles_of(outputs: int, columns: int, *, gated: bool) -> Tiles:
         same = Product(outputs, columns, gated) == product
-        return tiles if same else tiles_of_one(outputs, columns, gated=gated)
+        return way if isinstance(way, Tiles) and same else tiles_of_one(outputs, columns, gated=gated)
 
-    with mock.patch.object(gemv, "tiles_of_one", tiles_of):
+    def division_of(outputs: int, columns: int, *, into_attention: bool) -> hopper_gemv.Division | None:
+        found = division(outputs, columns, into_attention=into_attention)
+        same = (outputs, columns) == (product.outputs, product.columns)
+        return replace(found, rows=way.rows) if found and same and isinstance(way, InShared) else found
+
+    with planned_anew(), ExitStack() as patches:
+        for module, name, function in (
+            (hopper_gemv, "prefers", held),
+            (hopper_gemv, "division", division_of),
+            (skinny, "prefers_one", skinny_of_one),
+            (gemv, "tiles_of_one", tiles_of),
+        ):
+            patches.enter_context(mock.patch.object(module, name, function))
         yield
 
 
-def time_products(name: str, model: Model, config: ModelConfig, backend: Backend) -> list[Timing]:
-    """Time all divisions of a model's products; each product's quickest come first."""
+@contextmanager
+def planned_anew() -> Iterator[None]:
+    """Forget what was planned, before and after."""
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    plan_layer.cache_clear()
+    plan_attention.cache_clear()
+
+
+def _product(weight: Matrix, *, gated: bool) -> Product:
+    return Product(weight.outputs // 2 if gated else weight.outputs, weight.inputs, gated)
+
+
+def time_products(
+    name: str, model: Model, config: ModelConfig, backend: Backend, held: KVFormat
+) -> list[Timing]:
+    """Time all ways to compute a model's products; each product's quickest come first."""
 
     def time() -> float:
-        return round(measure(name, model, config, backend, 1, CONTEXT, "equal").microseconds, 2)
+        return round(measure(name, model, config, backend, 1, CONTEXT, "equal", held).microseconds, 2)
 
     with noted() as products:
         time()
     timings: list[Timing] = []
     for product in products:
         found: list[Timing] = []
-        for tiles in divisions(product):
-            with divided(product, tiles):
-                found.append(Timing(name, product, tiles, not found, time()))
+        for way in ways(product):
+            with computed(product, way):
+                found.append(Timing(name, held.name, product, way, time()))
         timings += sorted(found, key=lambda each: each.microseconds)
     return timings
 
@@ -122,6 +181,12 @@ def main() -> int:
     parser = command_parser(__doc__)
     parser.add_argument("--models", default=",".join(OTHERS), help=f"some of {', '.join(CONFIGS)}")
     parser.add_argument("--json", type=Path, help="where one JSON object goes, anew after each model")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=FORMATS,
+        default=BF16.name,
+        help=f"as `quire serve` takes it ({BF16.name})",
+    )
     arguments = parse_for_cuda(parser)
     names = arguments.models.split(",")
     if unknown := sorted({*names} - {*CONFIGS}):
@@ -137,13 +202,12 @@ def main() -> int:
                 Path(folder), config, backend, device="cuda", dtype=torch.bfloat16, max_model_len=2048,
                 load_format="dummy",
             )  # fmt: skip
-            found = time_products(name, model, config, backend)
+            found = time_products(name, model, config, backend, FORMATS[arguments.kv_cache_dtype])
         for product, alike in itertools.groupby(found, key=lambda each: each.product):
             print(f"{name} {product}", flush=True)
             for rank, each in enumerate(alike):
-                if rank < SHOWN or each.chosen:
-                    mark = " chosen" if each.chosen else ""
-                    print(f"  {each.microseconds:8.2f} µs  {each.tiles}{mark}", flush=True)
+                if rank < SHOWN or each.way is None:
+                    print(f"  {each.microseconds:8.2f} µs  {each.way or 'as served'}", flush=True)
         timings += found
         figures = {"timings": [asdict(each) for each in timings]}
         write_json(arguments.json, torch.cuda.get_device_name(), figures)

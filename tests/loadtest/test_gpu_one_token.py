@@ -1,23 +1,54 @@
-"""Divisions of one token's products that are timed: which there are, and that each is used in its place."""
+"""Ways of one token's products that are timed: which there are, and that each is used in its place."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from quire.kernels.linear import gemv
+from quire.kernels.formats.cache_spec import CacheSpec
+from quire.kernels.formats.kv_format import BF16
+from quire.kernels.gpu import KNOWN
+from quire.kernels.linear import gemv, hopper_gemv
 from quire.kernels.linear.gemv import Tiles, tiles_of_one
-from quire.loadtest.gpu_one_token import CONFIGS, Product, divided, divisions, noted
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.plan import plan_layer
+from quire.kernels.shapes import LayerShape, StepShape
+from quire.loadtest.gpu_one_token import CONFIGS, InShared, Product, Way, computed, noted, ways
+
+HOPPER = next(gpu for gpu in KNOWN.values() if gpu.has_warpgroup_products)
+INTO, OUT = Product(4096, 2048, False), Product(2048, 2048, False)
+GATE, DOWN = Product(6144, 2048, True), Product(2048, 6144, False)
+
+
+def planned() -> dict[Product, str]:
+    """Plan one token of a layer like Qwen3-1.7B's; return by what kernel each product is computed."""
+    layer = LayerShape(
+        torch.bfloat16, 16, CacheSpec(8, 128), Matrix(4096, 2048), Matrix(2048, 2048), Matrix(12288, 2048),
+        Matrix(2048, 6144), gated=True,
+    )  # fmt: skip
+    ops = plan_layer(HOPPER, layer, BF16, StepShape(1, 1, None, 0, None, False, 16, 4096))
+    assert ops.gate is not None and ops.down is not None
+    names = (each.name for each in (ops.project_in, ops.project_out, ops.gate, ops.down))
+    return dict(
+        zip((INTO, OUT, GATE, DOWN), (name.split("(")[1].split(")")[0] for name in names), strict=True)
+    )
 
 
 @pytest.mark.parametrize("product", [Product(2048, 8192, False), Product(6912, 1152, True)], ids=str)
-def test_servings_division_is_the_first_of_many(product: Product) -> None:
-    found = list(divisions(product))
+def test_servings_way_is_the_first_of_many(product: Product) -> None:
+    found = list(ways(product))
     assert len(found) == len(set(found)) > 8
-    assert found[0] == tiles_of_one(product.outputs, product.columns, gated=product.gated)
-    for tiles in found:
-        warps = tiles.chunk * 2 // (64 * tiles.held)
-        assert warps in (1, 2, 4, 8, 16)
-        assert tiles.chunk < 2 * product.columns
+    assert found[0] is None
+    assert tiles_of_one(product.outputs, product.columns, gated=product.gated) in found
+    assert InShared(2) in found
+    for way in found:
+        if isinstance(way, Tiles):
+            assert way.chunk * 2 // (64 * way.held) in (1, 2, 4, 8, 16)
+            assert way.chunk < 2 * product.columns
+
+
+def test_what_does_not_fit_shared_memory_is_not_tried_there() -> None:
+    assert not [way for way in ways(Product(2048, 8960, False)) if isinstance(way, InShared)]
 
 
 def test_models_are_native() -> None:
@@ -26,18 +57,27 @@ def test_models_are_native() -> None:
 
 
 def test_products_are_noted_once_in_their_order() -> None:
+    planned()
     with noted() as products:
-        for outputs, columns, gated in ((6, 200, True), (7, 200, False), (6, 200, True)):
-            tiles = gemv.tiles_of_one(outputs, columns, gated=gated)
-            assert tiles == tiles_of_one(outputs, columns, gated=gated)
-    assert list(products) == [Product(6, 200, True), Product(7, 200, False)]
+        planned()
+        planned()
+    assert list(products) == [INTO, OUT, GATE, DOWN]
 
 
-def test_one_products_division_is_replaced_and_no_others() -> None:
-    product, tiles = Product(6, 200, False), Tiles(2, 64, 8)
-    with divided(product, tiles):
-        assert gemv.tiles_of_one(6, 200, gated=False) == tiles
-        for outputs, columns, gated in ((6, 200, True), (7, 200, False), (6, 201, False)):
-            chosen = tiles_of_one(outputs, columns, gated=gated)
-            assert gemv.tiles_of_one(outputs, columns, gated=gated) == chosen
+@pytest.mark.parametrize("product", [INTO, OUT, GATE, DOWN], ids=str)
+@pytest.mark.parametrize("way", [Tiles(2, 64, 8), InShared(8), None], ids=str)
+def test_one_product_is_computed_otherwise_and_no_other(product: Product, way: Way) -> None:
+    served = planned()
+    with computed(product, way):
+        found = planned()
+        kernels = {Tiles: "linear.gemv", InShared: "linear.hopper_gemv", type(None): served[product]}
+        assert found == served | {product: kernels[type(way)]}
+        for each in served:
+            tiles = gemv.tiles_of_one(each.outputs, each.columns, gated=each.gated)
+            own = tiles_of_one(each.outputs, each.columns, gated=each.gated)
+            assert tiles == (way if each == product and isinstance(way, Tiles) else own)
+            division = hopper_gemv.division(each.outputs, each.columns, into_attention=False)
+            assert division is not None
+            assert division.rows == (8 if each == product and isinstance(way, InShared) else 2)
+    assert planned() == served
     assert gemv.tiles_of_one is tiles_of_one
