@@ -84,7 +84,7 @@ def ways(product: Product) -> Iterator[Way]:
         if 1 <= warps <= MOST_WARPS and 8 <= registers <= 128 and chunk < 2 * product.columns:
             yield Tiles(rows, chunk, held)
     for rows in ROWS_IN_SHARED:
-        if hopper_gemv.division(product.outputs, product.columns, into_attention=False) is None:
+        if hopper_gemv.division(product.outputs, product.columns, plain=False) is None:
             return
         if product.outputs % rows == 0:
             yield InShared(rows)
@@ -122,8 +122,8 @@ def computed(product: Product, way: Way) -> Iterator[None]:
         same = Product(outputs, columns, gated) == product
         return way if isinstance(way, Tiles) and same else tiles_of_one(outputs, columns, gated=gated)
 
-    def division_of(outputs: int, columns: int, *, into_attention: bool) -> hopper_gemv.Division | None:
-        found = division(outputs, columns, into_attention=into_attention)
+    def division_of(outputs: int, columns: int, *, plain: bool) -> hopper_gemv.Division | None:
+        found = division(outputs, columns, plain=plain)
         same = (outputs, columns) == (product.outputs, product.columns)
         return replace(found, rows=way.rows) if found and same and isinstance(way, InShared) else found
 

@@ -84,7 +84,7 @@ def _kernel(
     RESULT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, W))
     dtype: gl.constexpr = w_source.dtype
     first_row = gl.program_id(0) * ROWS
-    if DEPENDENT and not GATED and not ADDED:  # attention may follow, which asks for little
+    if DEPENDENT and not GATED and not ADDED:  # what follows, attention above all, asks for little
         gdc_launch_dependents()
     tiles: gl.tuple = ()
     for _ in gl.static_range(HALVES * COPIES):
@@ -160,14 +160,15 @@ class Division:
     copied: int
 
 
-def division(outputs: int, columns: int, *, into_attention: bool) -> Division | None:
+def division(outputs: int, columns: int, *, plain: bool) -> Division | None:
     """Return how a weight [outputs, columns] is divided, None if it cannot be.
 
-    As measured on an H100 within layers of 0.6B to 3B (loadtest/results/one-token-held.json): a warp that has
-    whole rows needs no other one's sums, and small programs leave room for the next kernel's.
+    plain: of a product that is neither gated nor added, as into attention. As measured on an H100 within
+    layers of 0.6B to 3B (loadtest/results/one-token-held.json): a warp that has whole rows needs no other
+    one's sums, and small programs leave room for the next kernel's.
     """
     line = next((each for each in LINES if columns % each == 0), None)
-    rows = 4 if into_attention else 2
+    rows = 4 if plain else 2
     if line is None or columns > MOST_COLUMNS or outputs % rows:
         return None
     lines = columns // line
@@ -179,8 +180,8 @@ def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix, *, gated: bool) -> bo
     outputs = weight.outputs // 2 if gated else weight.outputs
     return (
         hopper_stream.supports(gpu, dtype)
-        and division(outputs, weight.inputs, into_attention=False) is not None
-        and division(outputs, weight.inputs, into_attention=True) is not None
+        and division(outputs, weight.inputs, plain=False) is not None
+        and division(outputs, weight.inputs, plain=True) is not None
     )
 
 
@@ -213,7 +214,7 @@ def linear_of_one_held(
     activation: of the product, or of a gate, which has SiLU without one.
     """
     columns, outputs = x.shape[1], out.shape[1]
-    found = division(outputs, columns, into_attention=not gated and not added)
+    found = division(outputs, columns, plain=not gated and not added)
     if len(x) != 1 or not weight.is_contiguous() or found is None:
         raise ValueError(
             f"this is for one token, a contiguous weight of {' or '.join(map(str, LINES))} columns, or a "

@@ -640,7 +640,7 @@ def hopper_gemv_variants() -> dict[str, Case]:
     }
     found = {}
     for name, (outputs, columns, gated, added, normed, biased, activation) in layers.items():
-        division = hopper_gemv.division(outputs, columns, into_attention=not gated and not added)
+        division = hopper_gemv.division(outputs, columns, plain=not gated and not added)
         assert division is not None
         constants: dict[str, object] = {"OUTPUTS": outputs, "COLUMNS": columns, "ROWS": division.rows}
         constants |= {"LINE": division.line, "COPIED": division.copied}

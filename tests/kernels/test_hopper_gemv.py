@@ -10,10 +10,10 @@ from quire.kernels.linear.hopper_gemv import MOST_COLUMNS, READ, WARPS, division
 COLUMNS = range(128, MOST_COLUMNS + 1, 128)
 
 
-@pytest.mark.parametrize("into_attention", [False, True])
-def test_programs_divide_all_of_a_weight_evenly(into_attention: bool) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_programs_divide_all_of_a_weight_evenly(plain: bool) -> None:
     for columns in COLUMNS:
-        found = division(64, columns, into_attention=into_attention)
+        found = division(64, columns, plain=plain)
         assert found is not None
         assert found.rows % WARPS == 0
         assert columns % found.line == 0
@@ -23,5 +23,5 @@ def test_programs_divide_all_of_a_weight_evenly(into_attention: bool) -> None:
 
 def test_what_no_program_can_divide_is_left_to_others() -> None:
     for outputs, columns in ((64, 100), (64, 1088), (64, MOST_COLUMNS + 128), (7, 1024)):
-        for into_attention in (False, True):
-            assert division(outputs, columns, into_attention=into_attention) is None
+        for plain in (False, True):
+            assert division(outputs, columns, plain=plain) is None

@@ -76,7 +76,7 @@ def test_one_product_is_computed_otherwise_and_no_other(product: Product, way: W
             tiles = gemv.tiles_of_one(each.outputs, each.columns, gated=each.gated)
             own = tiles_of_one(each.outputs, each.columns, gated=each.gated)
             assert tiles == (way if each == product and isinstance(way, Tiles) else own)
-            division = hopper_gemv.division(each.outputs, each.columns, into_attention=False)
+            division = hopper_gemv.division(each.outputs, each.columns, plain=False)
             assert division is not None
             assert division.rows == (8 if each == product and isinstance(way, InShared) else 2)
     assert planned() == served
