@@ -28,6 +28,9 @@ ENGINE_DEAD = "engine_dead"
 ENGINE_STALLED = "engine_stalled"
 REPLICA_LOST = "replica_lost"
 
+_MOST_SHOWN = 4096  # characters of a message, which may quote what a client sent, however long that was
+_MOST_NAMED = 512  # characters of a field's name, which may be a client's own
+
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
     message: str
@@ -41,7 +44,10 @@ class ErrorReply(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """Something went wrong, as a client is told. `retry_after`, in seconds, and `allow` become headers."""
+    """Something went wrong, as a client is told. `retry_after`, in seconds, and `allow` become headers.
+
+    Of a long message or name the beginning and the end are kept.
+    """
 
     def __init__(
         self,
@@ -53,10 +59,11 @@ class ApiError(Exception):
         retry_after: int | None = None,
         allow: str | None = None,
     ) -> None:
+        message = _shown(message, _MOST_SHOWN)
         super().__init__(message)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = None if param is None else _shown(param, _MOST_NAMED)
         self.code = code
         self.retry_after = retry_after
         self.allow = allow
@@ -74,6 +81,11 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         return msgspec.json.encode(ErrorReply(self.detail))
+
+
+def _shown(text: str, most: int) -> str:
+    """Return it, or its two ends if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-(most // 2) :]}"
 
 
 class ServerFailed(RuntimeError):
