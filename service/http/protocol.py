@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,13 @@ def bounded_protocol(config: ServiceConfig) -> type[BoundedHttpProtocol]:
     return Bounded
 
 
+class _Parting:
+    """A transport as an answer sees it: to close it is to `part`."""
+
+    def __init__(self, transport: asyncio.Transport, part: Callable[[], None]) -> None:
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, part
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection ends when its client takes too long over headers, the rest of a body, or an answer.
 
@@ -42,6 +50,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     sees to the body. What is left of a request when its answer is out has `receive_timeout`, too: between
     requests, a timer always runs. A trailer is no header: it is dropped, and bounded as headers are.
     What waits for a client to read it has `send_timeout` for each MiB of it.
+
+    An answer that is the last one closes the connection once its request has come whole. What comes on a
+    closed one has it reset, by which a client that still sends would lose the answer.
     """
 
     limits: ServiceConfig
@@ -54,6 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._in_headers = True
+        self._parts = False  # the last answer is out
         self._gone = self.loop.create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,6 +94,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._parts:  # of a further request
+            return
         self._stop_receive_timer()
         self._unset_keepalive_if_required()
         self._in_headers = False
@@ -90,8 +104,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["state"]["gone"] = self._gone
         super().on_headers_complete()
         self.is_probed = self.is_probed or self.scope.get("path") == "/ready"
-        if self.draining and self.cycle is not None:
-            self.cycle.keep_alive = False
+        if self.cycle is not None:
+            self.cycle.transport = _Parting(self.transport, self._part)  # type: ignore[assignment]
+            if self.draining:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0
@@ -99,6 +115,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self._parts:
+            self.transport.close()
         if not self.pipeline:
             self.flow.resume_reading()  # a long body may have paused it, and who answers may read no more
         self._in_headers = True
@@ -131,6 +149,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._expect_reader()
+
+    def _part(self) -> None:
+        """Close the connection, or say that nothing more is sent and wait for the rest of the request."""
+        if self._in_headers or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._parts = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self._receive_timer is None:
+            self._expect_rest()
 
     @property
     def has_unsent(self) -> bool:

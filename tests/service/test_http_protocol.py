@@ -120,6 +120,45 @@ def test_who_ends_a_request_after_its_answer_may_ask_again(make_live: Callable[.
         assert received(connection, b'"usage"').startswith(b"HTTP/1.1 200")
 
 
+LAST = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+def ask_last(live: Live, connection: socket.socket) -> None:
+    """Send a request but for its body, and wait until it is answered."""
+    before = live.server.server_state.total_requests
+    connection.sendall(LAST)
+    live.wait(lambda: live.server.server_state.total_requests > before)
+
+
+def test_who_still_sends_gets_the_last_answer(live: Live) -> None:
+    """What comes on a closed connection has it reset, and with it goes an answer that was not read yet."""
+    with raw(live) as connection:
+        ask_last(live, connection)
+        connection.sendall(b"01234")
+        connection.sendall(b"56789")
+        assert b"connection: close\r\n" in received(connection, OK)
+        assert connection.recv(1) == b""
+    live.wait(lambda: not live.server.server_state.connections)
+
+
+def test_what_follows_a_last_request_is_not_answered(live: Live) -> None:
+    with raw(live) as connection:
+        ask_last(live, connection)
+        asked = live.server.server_state.total_requests
+        connection.sendall(b"0123456789" + HEALTH)
+        live.wait(lambda: not live.server.server_state.connections)
+    assert live.server.server_state.total_requests == asked
+
+
+def test_who_never_ends_a_last_request_holds_no_connection(make_live: Callable[..., Live]) -> None:
+    live = make_live(receive_timeout=0.5)
+    with raw(live) as connection:
+        connection.sendall(LAST)
+        assert received(connection, OK)
+        connection.sendall(b"x")
+        live.wait(lambda: not live.server.server_state.connections)
+
+
 SIZE = 16 << 20  # more than a system takes for a socket that nobody reads
 
 
