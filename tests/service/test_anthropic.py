@@ -354,6 +354,29 @@ def thinker(make_service: Callable[..., Service]) -> Service:
 
 
 @pytest.mark.anyio
+async def test_thinking_that_is_not_shown_parts_what_is_said(make_service: Callable[..., Service]) -> None:
+    """What comes before it and what comes after are two blocks, streamed or not."""
+    template = CHAT_TEMPLATE + "{# <|channel|>analysis #}"
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(template, {}))
+    text = (
+        "<|channel|>commentary<|message|>I look.<|return|><|start|>assistant"
+        "<|channel|>analysis<|message|>hm<|return|><|start|>assistant<|channel|>final<|message|>yes<|end|>"
+    )
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    service = make_service(script=lambda prompt, params, index: tokens)
+    service.state.tokenizer = tokenizer
+    make_room(service.engine)
+    asked = {"max_tokens": 200, "thinking": {"type": "adaptive", "display": "omitted"}}
+    whole = (await ask(service, **asked)).json()
+    assert [block["text"] for block in whole["content"]] == ["I look.", "yes"]
+    streamed = ["", ""]
+    for event in events_of(await ask(service, stream=True, **asked)):
+        if event["type"] == "content_block_delta":
+            streamed[event["index"]] += event["delta"]["text"]
+    assert streamed == ["I look.", "yes"]
+
+
+@pytest.mark.anyio
 async def test_thinking_is_a_block_of_its_own(thinker: Service) -> None:
     whole = (await ask(thinker, max_tokens=100)).json()
     thinking = {"type": "thinking", "thinking": "so", "signature": ""}

@@ -126,10 +126,12 @@ class MessageEncoder:
                 yield self._delta("input_json_delta", partial_json=part.function.arguments)
             return
         if isinstance(part, Thought):
-            if self._message.shows_thinking:
-                if self._open is not SaidThinking:
-                    yield from self._begin(SaidThinking(thinking=""))
-                yield self._delta("thinking_delta", thinking=part.text)
+            if not self._message.shows_thinking:
+                yield from self._close()  # what follows is a block of its own, as in a whole message
+                return
+            if self._open is not SaidThinking:
+                yield from self._begin(SaidThinking(thinking=""))
+            yield self._delta("thinking_delta", thinking=part.text)
             return
         if self._open is not SaidText:
             part = part.lstrip() if self._index >= 0 else part  # white space after calls is no text
