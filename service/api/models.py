@@ -13,6 +13,7 @@ from quire.service.answer.replies import DetokenizeReply, Model, ModelList, Toke
 from quire.service.api.request_params import check_token_ids
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
 from quire.service.http.codec import JsonResponse, decode
+from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
 from quire.service.text.rendering import render, template_arguments
 
@@ -50,6 +51,8 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     if body.messages is None:
         text, add_special_tokens = body.prompt or "", True
     else:
+        arguments, unused = template_arguments(tokenizer, body.chat_template_kwargs, None)
+        note_ignored(request.scope, unused)
         text, add_special_tokens = (
             await render(
                 state.renderer,
@@ -60,7 +63,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
                 and not body.continue_final_message,
                 continues=body.continue_final_message,
                 tools=[tool.function.as_template_tool() for tool in body.tools or ()],
-                arguments=template_arguments(tokenizer, body.chat_template_kwargs, None)[0],
+                arguments=arguments,
             ),
             False,
         )

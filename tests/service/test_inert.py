@@ -309,6 +309,15 @@ async def test_tokenize_sees_what_a_chat_sees(caller: Service) -> None:
         assert (await post(caller.app, CHAT, body)).status == 200
         reply = await post(caller.app, "/tokenize", body)
         assert reply.json()["tokens"] == caller.engine.streams[-1].prompt
+    for body in (
+        {"messages": begun, "continue_final_message": True, "add_generation_prompt": True},
+        {"messages": HELLO, "chat_template_kwargs": {"thinking": True}},
+    ):
+        asked = await post(caller.app, CHAT, body)
+        reply = await post(caller.app, "/tokenize", body)
+        assert reply.status == asked.status
+        assert reply.body == asked.body if asked.status == 400 else "x-quire-ignored" in asked.headers
+        assert reply.headers.get("x-quire-ignored") == asked.headers.get("x-quire-ignored")
 
 
 # -- vLLM's -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -103,6 +104,22 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=4096)]
 
 
+def check_continuation(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
+    """Check that a prompt can end where the last message does. Raises FieldError."""
+    last = messages[-1]
+    if last.role != "assistant" or last.tool_calls is not None:
+        raise FieldError(
+            "continue_final_message",
+            "continue_final_message goes on from a last message of the role 'assistant' without "
+            f"tool_calls, and the last one is of the role {last.role!r}",
+        )
+    if add_generation_prompt:
+        raise FieldError(
+            "continue_final_message",
+            "continue_final_message may not be given together with add_generation_prompt: true",
+        )
+
+
 class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
@@ -131,7 +148,8 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         if self.reasoning is not None:
             self._take_over(self.reasoning)
         self._check_calls()
-        self._check_continuation()
+        if self.continue_final_message:
+            check_continuation(self.messages, self.add_generation_prompt)
         functions = None if self.tools is None else [tool.function for tool in self.tools]
         check_tools(functions, self.tool_choice)
         form = next(iter(self._own_form_fields), None)
@@ -167,22 +185,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             if message.tool_call_id is not None and message.tool_call_id not in known:
                 name = f"messages[{at}].tool_call_id"
                 raise FieldError(name, f"{name} is {message.tool_call_id!r}, which no call before it has")
-
-    def _check_continuation(self) -> None:
-        if not self.continue_final_message:
-            return
-        last = self.messages[-1]
-        if last.role != "assistant" or last.tool_calls is not None:
-            raise FieldError(
-                "continue_final_message",
-                "continue_final_message goes on from a last message of the role 'assistant' without "
-                f"tool_calls, and the last one is of the role {last.role!r}",
-            )
-        if self.add_generation_prompt:
-            raise FieldError(
-                "continue_final_message",
-                "continue_final_message may not be given together with add_generation_prompt: true",
-            )
 
     @property
     def offered_functions(self) -> list[Function]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.engine.errors import FieldError
-from quire.service.api.requests.chat import Messages
+from quire.service.api.requests.chat import Messages, check_continuation
 from quire.service.json_fields import ModelName, Text, TokenIds
 from quire.service.text.rendering import TemplateArguments
 from quire.service.text.tools.protocol import Tools
@@ -31,6 +31,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
                 if getattr(self, name) not in (None, False):
                     raise FieldError(name, f"{name} belongs to messages, not to a prompt")
+        if self.messages is not None and self.continue_final_message:
+            check_continuation(self.messages, self.add_generation_prompt)
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
