@@ -112,6 +112,7 @@ async def test_formats_lengths_and_fields(service: Service, tokenizer: Tokenizer
         ({"input": ["a"] * 1001}, "input", "input holds 1001 prompts, and the queue at most 1000"),
         ({"input": [5, -1]}, "input[1]", ">= 0"),
         ({"input": [9999]}, "input", "9999"),
+        ({"input": [5], "add_special_tokens": True}, "add_special_tokens", "input is token ids"),
         ({"input": ""}, "input", "no tokens"),
         ({"input": ["a", ""]}, "input[1]", "no tokens"),
         ({"input": [5] * 401}, "input", "401 tokens, more than the 400"),

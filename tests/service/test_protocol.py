@@ -125,6 +125,9 @@ BAD: list[tuple[str, dict[str, Any], str, Any]] = [
     ),
     ("/tokenize", {"prompt": "a"}, "prompt", 5),
     ("/tokenize", {"prompt": "a"}, "add_generation_prompt", True),
+    ("/tokenize", CHAT, "continue_final_message", True),  # of a user
+    ("/v1/completions", {"prompt": [1, 2]}, "add_special_tokens", True),
+    ("/v1/completions", {"prompt": [[1], [2]]}, "add_special_tokens", True),
     ("/detokenize", {"tokens": [1]}, "tokens", [320]),
     ("/detokenize", {"tokens": [1]}, "tokens", "x"),
 ]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
-from quire.service.api.requests.completions import PromptItem, check_prompts, each_prompt
+from quire.service.api.requests.completions import PromptItem, check_prompts, check_special, each_prompt
 from quire.service.json_fields import MAX_PROMPT_TOKENS, ModelName, Priority, Text, check_priority
 
 MAX_INPUTS = 2048  # as OpenAI has it
@@ -62,6 +62,7 @@ class EmbeddingRequest(PoolingFields, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_prompts("input", self.input, MAX_INPUTS, "texts")
+        check_special("input", self.input, self.add_special_tokens)
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:

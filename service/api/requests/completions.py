@@ -27,6 +27,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
                 "truncate_prompt_tokens", "truncate_prompt_tokens may not be given together with echo"
             )
         check_prompts("prompt", self.prompt, MAX_PROMPTS, "prompts")
+        check_special("prompt", self.prompt, self.add_special_tokens)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -41,6 +42,16 @@ def check_prompts(name: str, given: str | list[PromptItem], most: int, what: str
         raise FieldError(name, f"{name} must hold only strings, only token ids, or only lists of token ids")
     if not isinstance(given[0], int) and len(given) > most:
         raise FieldError(name, f"{name} may hold at most {most} {what}, got {len(given)}")
+
+
+def check_special(name: str, given: str | list[PromptItem], add_special_tokens: bool | None) -> None:
+    """Raise FieldError if special tokens are to be added to token ids: only a text gets them."""
+    if add_special_tokens and not isinstance(given, str) and not isinstance(given[0], str):
+        raise FieldError(
+            "add_special_tokens",
+            f"add_special_tokens may not be true where {name} is token ids, which are taken as they are: put "
+            "special tokens among them",
+        )
 
 
 def each_prompt(given: str | list[PromptItem]) -> list[str] | list[list[int]]:
