@@ -291,6 +291,11 @@ async def test_the_first_event_names_the_fields_without_effect(make_service: Cal
     socket.leave()
 
 
+async def test_a_limit_of_0_calls_is_named_like_any_other(service: Service) -> None:
+    reply = await post(service.app, "/v1/responses", {"input": "a", "max_tool_calls": 0})
+    assert reply.headers["x-quire-ignored"] == "max_tool_calls"
+
+
 async def test_refusals_leave_the_socket_open(service: Service) -> None:
     socket = Socket(service.app).start()
     for count, (message, status, code, param) in enumerate(REFUSED, 1):

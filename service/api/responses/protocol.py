@@ -12,6 +12,7 @@ from quire.engine.errors import FieldError
 from quire.service.api.responses.sampling import LOGPROBS, ResponseSampling
 from quire.service.api.tool_lists import left_out, own_tools
 from quire.service.http.tidying import Own
+from quire.service.inert import is_empty
 from quire.service.json_fields import MAX_TOKENS, ModelName, Text
 from quire.service.text.rendering import ReasoningEffort
 from quire.service.text.structured import Document, FlatFormat, Form, TextFormat, document_of
@@ -230,7 +231,7 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
     @property
     def ignored_fields(self) -> list[str]:
         """Name what has no effect."""
-        names = [name for name in _WITHOUT_EFFECT if getattr(self, name) not in (None, False)]
+        names = [name for name in _WITHOUT_EFFECT if not is_empty(getattr(self, name))]
         names += ["reasoning.summary"] if self.reasoning is not None and self.reasoning.summary else []
         names += [f"include.{each}" for each in self.include or () if each != LOGPROBS]
         return [*names, *left_out(self.tools or (), _FUNCTIONS)]
