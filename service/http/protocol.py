@@ -11,19 +11,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.service.config import ServiceConfig
-from quire.service.errors import not_ready
+from quire.service.errors import bad_value, not_ready
+from quire.service.http.declined_upgrade import declines, head_without_upgrade, parser_for
 from quire.service.http.descriptors import most_connections, raise_limit
 
 log = logging.getLogger("quire.service")
 
-_FULL_BODY = not_ready("the server has as many connections as it can hold").body()
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_FULL_BODY), _FULL_BODY)
+_UNREADABLE = (
+    "this is no HTTP/1.1 request that can be read: send its line, headers and body as RFC 9112 has them"
 )
+
+
+def _closing(status: bytes, body: bytes, more: bytes = b"") -> bytes:
+    """Return an answer after which the connection ends; `more` headers end in line ends."""
+    head = (
+        b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n"
+    )
+    return head % (status, more, len(body)) + body
+
+
+_FULL_BODY = not_ready("the server has as many connections as it can hold").body()
+_FULL = _closing(b"503 Service Unavailable", _FULL_BODY, b"retry-after: 1\r\n")
 _BYTES_PER_TIMEOUT = 1 << 20  # a client that reads more slowly than so much in each `send_timeout` is cut
 
 
@@ -66,6 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._send_timer: asyncio.TimerHandle | None = None
         self._in_headers = True
         self._parts = False  # the last answer is out
+        self._declined = False  # the head that was read last is to be read again, without its upgrade
         self._gone = self.loop.create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -85,9 +98,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_headers and self._receive_timer is None:
             self._expect_rest()
         self._unused_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._read(data)
         if self._unused_bytes > self.limits.max_header_bytes:
             self.transport.abort()
+
+    def _read(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.logger.warning("a request is refused: it is no HTTP/1.1 that can be read")
+            self.send_400_response(_UNREADABLE)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._declined:
+                head = head_without_upgrade(self.parser, self.url, self.headers)
+                self.parser, self._declined = parser_for(self), False
+                self._read(head + data[upgrade.args[0] :])
+            elif self._should_upgrade():
+                self.handle_websocket_upgrade()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_headers:
@@ -95,6 +123,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self._parts:  # of a further request
+            return
+        self._declined = declines(self.parser) and not self._should_upgrade()
+        if self._declined:
             return
         self._stop_receive_timer()
         self._unset_keepalive_if_required()
@@ -114,6 +145,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         super().on_message_complete()
         if self._parts:
             self.transport.close()
@@ -134,7 +167,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expect_rest()
 
     def send_400_response(self, msg: str) -> None:
-        super().send_400_response(msg)
+        """Answer what is no request, whose path nobody knows, as OpenAI's API words it; `msg`: why."""
+        refusal = bad_value(None, msg, "invalid_http").body()
+        self.transport.write(_closing(b"400 Bad Request", refusal))
+        self.transport.close()
         self._expect_reader()
 
     def handle_websocket_upgrade(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -121,6 +122,37 @@ def test_who_ends_a_request_after_its_answer_may_ask_again(make_live: Callable[.
 
 
 LAST = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY, CHUNKED + CHUNK + b"0\r\n\r\n"]
+)
+def test_an_offer_of_http_2_is_declined(live: Live, framing: bytes) -> None:
+    """As Java's client makes it: the request is answered as any other, wherever it is cut."""
+    request = POST + KEY + OFFERS + framing
+    with raw(live) as connection:
+        for cut in (0, 10, len(POST + KEY + OFFERS) + 1, request.index(BODY), request.index(BODY) + 3):
+            connection.sendall(request[:cut])
+            live.idle(0.05)
+            connection.sendall(request[cut:])
+            answer = received(connection, b"}}}")
+            assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"nonsense\r\n\r\n", POST + b"Content-Length: x\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"]
+)
+def test_what_is_no_request_is_refused_as_an_api_refuses(live: Live, data: bytes) -> None:
+    with raw(live) as connection:
+        connection.sendall(data)
+        head, body = received(connection, b"}}").split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and b"content-type: application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
 def ask_last(live: Live, connection: socket.socket) -> None:
