@@ -300,6 +300,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tools", {"tools": [flat("f"), flat("f")]}, "two functions named 'f'"),
     ("tools", {"tools": [flat("f", {"type": "string"})]}, "type object"),
     ("tools[0].name", {"tools": [flat("a b")]}, "regex"),
+    ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are none"),
     ("tools[0].type", {"tools": [{"name": "f"}]}, "type"),
     ("tools[0].function", {"tools": [tool("f")]}, "function"),
     ("tools[0].defer_loading", {"tools": [flat("f") | {"defer_loading": True}]}, "defer_loading"),

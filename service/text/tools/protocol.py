@@ -129,7 +129,8 @@ def check_tools(functions: Sequence[Function] | None, choice: ToolChoice | FlatT
     """Check that they go together. Raises FieldError."""
     if functions is None:
         if choice not in (None, "none", "auto"):
-            raise FieldError("tool_choice", "tool_choice may only be given with tools")
+            message = "tool_choice may only be given with tools that can be called here, and there are none"
+            raise FieldError("tool_choice", message)
         return
     names = [function.name for function in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
