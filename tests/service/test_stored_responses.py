@@ -170,14 +170,26 @@ async def test_what_was_said_is_listed_as_far_back_as_it_is_kept(service: Servic
     ],
 )
 def test_pages_of_items(query: str, expected: str, more: bool) -> None:
-    places, has_more = Page.of(dict(parse_qsl(query))).places([f"{at}" for at in range(5)])
+    places, has_more = Page.of(parse_qsl(query)).places([f"{at}" for at in range(5)])
     assert ("".join(f"{at}" for at in places), has_more) == (expected, more)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=7", "unknown=1"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=101",
+        "limit=x",
+        "order=up",
+        "after=7",
+        "unknown=1",
+        "limit=1&limit=2",
+        "order=asc&order=desc",
+    ],
+)
 def test_parameters_of_pages_are_checked(query: str) -> None:
     with pytest.raises(ApiError) as refused:
-        Page.of(dict(parse_qsl(query))).places([])
+        Page.of(parse_qsl(query)).places([])
     assert (refused.value.status, refused.value.param) == (400, query.partition("=")[0])
 
 

@@ -76,7 +76,7 @@ def _check_parameter(name: str, value: str) -> None:
 
 async def input_items(state: ServerState, request: Request) -> Response:
     """Return what was said up to a stored response, a page of it."""
-    page = Page.of(request.query_params)
+    page = Page.of(request.query_params.multi_items())
     tenant = request.state.tenant
     response = await state.responses.find(tenant, request.path_params["response_id"])
     return JsonResponse(await page_of(state.responses, tenant, response, page))

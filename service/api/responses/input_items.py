@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -59,12 +59,16 @@ class Page(msgspec.Struct, frozen=True):
     before: str | None = None
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Page:
+    def of(cls, parameters: Sequence[tuple[str, str]]) -> Page:
         """Raises ApiError 400."""
-        for name in query:
-            if name not in PARAMETERS and name not in INCLUDE:
+        query = dict(parameters)
+        names = [name for name, _ in parameters if name not in INCLUDE]
+        for name in names:
+            if name not in PARAMETERS:
                 message = f"{name} is none of the parameters {', '.join(PARAMETERS)}"
                 raise bad_value(name, message, "unknown_field")
+            if names.count(name) > 1:
+                raise bad_value(name, f"{name} is given more than once: give one")
         limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order", "desc")
         if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LIMIT:
             raise bad_value("limit", f"limit must be between 1 and {MAX_LIMIT}, got {limit!r}")
