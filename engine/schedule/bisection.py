@@ -209,6 +209,7 @@ def _drop(state: SchedulerState, step: InFlightStep) -> None:
                 state.blocks.host.drop(sequence)
             group.swapped = False
             state.num_swapped -= 1
+            group.timeline.lose(state.clock())
     for group in _groups_in(step):
         if not any(sequence.num_generated for sequence in group.sequences):
             group.forked = len(group.sequences) == 1  # as before its prompt was computed

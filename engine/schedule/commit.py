@@ -16,7 +16,7 @@ from quire.engine.schedule.plan import NOT_FINITE, StepResult
 from quire.engine.schedule.pooled import commit_vectors
 from quire.engine.schedule.state import SchedulerState
 from quire.engine.sequences.grammar import find_masks
-from quire.engine.sequences.sequence import BeamGroup, Sequence, SequenceGroup
+from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, SequenceGroup
 
 
 def commit(state: SchedulerState, result: StepResult) -> StepOutputs:
@@ -137,7 +137,8 @@ def _find_masks(state: SchedulerState, grown: list[tuple[Sequence, Output]]) -> 
     for sequence, output in grown:
         if sequence.constraint is not None:
             sequence.constraint.accept(output.tokens[-1])
-            sequence.group.timeline.enter("masks", state.clock())
+            if sequence.row != NO_ROW:  # else it has been preempted, and waits for more than that
+                sequence.group.timeline.enter("masks", state.clock())
             constraints.append(sequence.constraint)
             state.pending_masks.add(sequence)
     find_masks(constraints)
@@ -180,8 +181,8 @@ def _resume(state: SchedulerState, group: SequenceGroup) -> None:
     if group.swapped:
         state.blocks.host.publish(group)
     elif group.beams is None or not group.beams.pending:
-        if not group.prefill_queue:
+        there = [each for each in group.live if each.num_blocks and each not in group.prefill_queue]
+        if there and not group.prefill_queue:  # without any it has been preempted since
             group.timeline.decode(state.clock(), state.steps)
-        for sequence in group.live:
-            if sequence.num_blocks and sequence not in group.prefill_queue:
-                state.rows.set_decoding(sequence, True)
+        for sequence in there:
+            state.rows.set_decoding(sequence, True)

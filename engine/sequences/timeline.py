@@ -113,6 +113,11 @@ class Timeline:
             self.preemptions.append(preemption)
         return preemption
 
+    def lose(self, now: float) -> None:
+        """Wait on without what was in host memory: that is going to be computed again."""
+        self._recomputing = True
+        self.enter("preempted", now)
+
     def come_back(self, now: float) -> None:
         """Note that it is let in again, if it was preempted."""
         if self.preemptions and (last := self.preemptions[-1]).away is None:

@@ -11,7 +11,9 @@ from quire.engine.core import EngineCore
 from quire.engine.hashing import Prefix
 from quire.engine.memory.cache_history import CacheHistory
 from quire.engine.messages import Request, SamplingParams
-from quire.engine.records import Miss, RequestRecord
+from quire.engine.records import Company, Miss, RequestRecord
+from quire.engine.schedule.lifecycle import preempt
+from quire.engine.sequences.sequence import SequenceGroup
 from quire.engine.sequences.timeline import MAX_SPANS, Timeline
 from tests.engine.simulation import make_core
 from tests.engine.toy_grammar import GRAMMARS
@@ -243,3 +245,57 @@ def test_a_timeline_is_bounded() -> None:
     assert len(timeline.spans) == MAX_SPANS
     assert sum(span.seconds for span in timeline.spans) == 4.0 * MAX_SPANS
     assert sum(span.count for span in timeline.spans) == 16 * 4 * MAX_SPANS
+
+
+def leave(core: EngineCore, group: SequenceGroup) -> None:
+    """Have `group` wait, preempted, while the step in flight is committed."""
+    state = core.scheduler.state
+    preempt(state, group, swapped=False)
+    state.waiting.clear()
+    core.step()
+    state.waiting.append(group)
+
+
+def test_who_is_preempted_waits_for_no_mask() -> None:
+    core = make_core(64, BLOCK, 2, 64)
+    timed(core)
+    core.add(Request(0, PROMPT, SamplingParams(max_tokens=12, temperature=0.0, grammar=GRAMMARS[0])))
+    core.step()
+    (group,) = core.scheduler.state.running
+    leave(core, group)
+    assert group.timeline.name == "preempted"
+    record = run(core)[0]
+    assert names(record)[3:5] == ["preempted", "recompute"]
+
+
+def test_who_is_preempted_while_its_blocks_come_back_does_not_decode_once_they_are_there() -> None:
+    core = make_core(6, BLOCK, 2, 64, caching=False, num_host_blocks=6, mode="swap")
+    timed(core)
+    core.runner.delay = lambda: 3  # type: ignore[attr-defined]
+    for number in (7, 8):
+        core.add(request(number, PROMPT[:4], 12))
+    group = core.scheduler.state.groups[8]
+    while group.timeline.name != "swap_in":
+        core.step()
+    leave(core, group)
+    assert group.transferring
+    while group.transferring:
+        assert group.timeline.name == "preempted"
+        core.step()
+    assert group.timeline.name != "decode"
+    run(core)
+
+
+def test_what_was_lost_on_its_way_to_host_memory_is_computed_again() -> None:
+    timeline = Timeline(0.0)
+    timeline.admit(1.0, [])
+    timeline.chunk(1.0, 8)
+    timeline.decode(2.0, Company())
+    timeline.preempt(3.0, "swap", Company())
+    timeline.lose(5.0)
+    timeline.come_back(6.0)
+    timeline.chunk(6.0, 9)
+    timeline.decode(7.0, Company())
+    record = timeline.end(0, 8.0, "length", Company(), (8, 0, 0))
+    spans = [(span.name, span.seconds) for span in record.spans[-4:]]
+    assert spans == [("swapped_out", 2.0), ("preempted", 1.0), ("recompute", 1.0), ("decode", 1.0)]
