@@ -54,6 +54,7 @@ def check_memory(
     assert not any(block in blocks.cache for block in blocks.tails.blocks()), "a tail has a digest"
     check_host_tier(blocks.host, sequences, moves, share)
     check_windows(blocks, sequences[share])
+    _check_swapped(blocks, sequences[share])
     for sequence in sequences[share]:
         known = [prefix.content for prefix in sequence.prefixes]
         assert known == sequence.block_contents(blocks.block_size, 0, len(known)), "prefixes of other tokens"
@@ -72,6 +73,19 @@ def check_windows(blocks: BlockManager, sequences: Iterable[TokenSequence]) -> N
         if sequence.row != NO_ROW and blocks.windows is not None:
             given_back = sum(table.first for table in tables) * blocks.block_size
             assert blocks._rows.given_back[sequence.row] == given_back, "tokens given back are miscounted"
+
+
+def _check_swapped(blocks: BlockManager, sequences: Iterable[TokenSequence]) -> None:
+    """Check that those of `sequences` that are swapped out have all that they are going to read."""
+    for sequence in sequences:
+        if not sequence.host_blocks:
+            continue
+        ends = {table.end for table in sequence.host_tables}
+        assert ends == {blocks.blocks_for(sequence.saved_context)}, "host blocks for more tokens, or fewer"
+        assert sequence.host_published <= len(sequence.prefixes), "published without a prefix"
+        groups = [] if blocks.windows is None else blocks.windows.first_blocks(sequence.saved_context)
+        for first, table in zip(groups, sequence.host_window_tables, strict=True):
+            assert table.first <= first, "a host block is missing that is read"
 
 
 def check_host_tier(

@@ -252,8 +252,12 @@ class WindowGroups:
 
     def reaches(self, sequence: TokenSequence, position: int) -> bool:
         """Return whether `sequence` still has what a token at `position`, which it has passed, reads."""
-        tables = self._tables(sequence)
-        return all(table.first <= group.first_block(position) for group, _, table in tables)
+        firsts, tables = self.first_blocks(position), sequence.window_tables
+        return all(table.first <= first for first, table in zip(firsts, tables, strict=bool(tables)))
+
+    def first_blocks(self, position: int) -> list[int]:
+        """Return the first logical block that tokens from `position` on read in each group."""
+        return [group.first_block(position) for group in self._groups]
 
     def attach(self, sequence: TokenSequence, found: Found) -> int:
         """Begin the tables of `sequence` with what was found on the device.

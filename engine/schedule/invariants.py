@@ -26,10 +26,12 @@ def check_scheduler(state: SchedulerState, share: slice = EVERY) -> None:
     orders = [group.order for group in groups]
     assert not state.in_turn or orders == sorted(orders), "a group runs or waits out of its turn"
     assert state.num_swapped == sum(group.swapped for group in groups)
+    assert state.num_in_lockstep == sum(group.in_lockstep for group in groups)
     stops = Counter(token for group in groups for token in group.stop_tokens)
     stops[NOT_FINITE % len(state.ending_at)] += 1
     assert stops == {token: state.ending_at[token] for token in np.flatnonzero(state.ending_at).tolist()}
     _check_rows(state, share)
+    _check_steps(state, share)
     for group in state.waiting:
         assert all(not sequence.num_blocks and sequence.row == NO_ROW for sequence in group.live)
         assert group.swapped or not any(sequence.host_blocks for sequence in group.live)
@@ -47,6 +49,7 @@ def _check_rows(state: SchedulerState, share: slice) -> None:
         context = int(rows.context[row])
         assert context <= min(rows.capacity[row], rows.limit[row])
         _check_tokens(state, sequence)
+        _check_decoding(state, sequence)
         writes = rows.decoding[row] and context < rows.limit[row]
         if writes and context % block_size and row not in state.shared_tails:
             assert state.blocks.is_writable(sequence, context), "it would write to a block of others"
@@ -55,6 +58,8 @@ def _check_rows(state: SchedulerState, share: slice) -> None:
         assert sequence.num_blocks <= allowed, "a block too many"
     for row in range(rows.size):
         assert rows.sequences[row] or not rows.tokens.length(row), "tokens of nobody"
+    for row, sequence in state.shared_tails.items():
+        assert rows.sequences[row] is sequence, "another's block is copied before it is written"
 
 
 def _check_tokens(state: SchedulerState, sequence: Sequence) -> None:
@@ -65,3 +70,29 @@ def _check_tokens(state: SchedulerState, sequence: Sequence) -> None:
         in_flight = sum(sequence in step.samples.sequences for step in state.in_flight)
         context = int(state.rows.context[sequence.row])
         assert len(tokens) == context + 1 - in_flight, "a token too few or too many"
+
+
+def _check_decoding(state: SchedulerState, sequence: Sequence) -> None:
+    """Check that `sequence`, which is in a row, decodes only once all that it reads is on the device."""
+    group, row = sequence.group, sequence.row
+    if state.rows.decoding[row]:
+        assert not group.transferring, "it decodes before its blocks are there"
+        assert sequence not in group.prefill_queue, "it decodes before its prompt is computed"
+        assert group.beams is None or not group.beams.pending, "it decodes before its beam is chosen"
+    if state.blocks.windows is not None and sequence.num_blocks:
+        context = state.rows.context.item(row)
+        assert state.blocks.windows.reaches(sequence, context), "a block is given back that it still reads"
+
+
+def _check_steps(state: SchedulerState, share: slice) -> None:
+    """Check that steps sample for those who are there, and that what they give is written to no other row."""
+    rows, decodes, samples = state.rows, state.rows._decodes, state.rows._samples
+    assert decodes is None or np.array_equal(np.sort(decodes), np.flatnonzero(rows.decoding)), "others decode"
+    if samples is not None:
+        assert np.array_equal(samples.needs_host, rows._needs_host[samples.row_index]), "not what it needs"
+        there = rows._sequence[samples.row_index].tolist()
+        assert all(one is other for one, other in zip(samples.sequences, there, strict=True)), "of others"
+    for step in state.in_flight:
+        columns = step.samples.sequences, step.samples.rows.tolist(), step.needs_host.tolist()
+        for sequence, row, needs_host in list(zip(*columns, strict=True))[share]:
+            assert needs_host or sequence.row == row, "a token is going to be written to another's row"

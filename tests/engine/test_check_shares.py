@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.process import CHECK_SHARES
 from quire.engine.schedule.invariants import check_scheduler
+from quire.engine.schedule.lifecycle import preempt
 from quire.engine.schedule.scheduler import Scheduler
 from tests.engine.simulation import make_core
 
@@ -108,6 +109,46 @@ def misplace(scheduler: Scheduler) -> None:
     scheduler.blocks.host.cache._blocks.popitem()
 
 
+def miscount_swapped_tokens(scheduler: Scheduler) -> None:
+    """A group in host memory says that it has more tokens there than its blocks hold."""
+    next(s for group in scheduler.state.waiting for s in group.live if s.host_table).saved_context += 4
+
+
+def miscount_lockstep(scheduler: Scheduler) -> None:
+    scheduler.state.num_in_lockstep += 1
+
+
+def stop_unheard(scheduler: Scheduler) -> None:
+    """A row that decodes is said not to, and the list of those that do stays."""
+    assert len(scheduler.rows.decodes())
+    scheduler.rows.decoding[:] = False
+
+
+def need_unheard(scheduler: Scheduler) -> None:
+    """More is wanted of a row's tokens than those who book them know of."""
+    assert scheduler.rows._samples is not None
+    scheduler.rows._needs_host ^= True
+
+
+def prefill_what_decodes(scheduler: Scheduler) -> None:
+    group = scheduler.state.running[0]
+    assert scheduler.rows.decoding[group.live[0].row]
+    group.prefill_queue.append(group.live[0])
+
+
+def exchange(scheduler: Scheduler) -> None:
+    """Two sequences get each other's tokens."""
+    for step in scheduler.state.in_flight:
+        assert len(step.samples.rows) > 1
+        step.needs_host[:] = False
+        step.samples.rows[:] = step.samples.rows[::-1].copy()
+
+
+def copy_for_another(scheduler: Scheduler) -> None:
+    first, second, *_ = (group.live[0] for group in scheduler.state.running)
+    scheduler.state.shared_tails[first.row] = second
+
+
 def test_all_is_well(busy: Scheduler) -> None:
     check_scheduler(busy.state)
     for share in CHECK_SHARES:
@@ -132,6 +173,13 @@ def test_all_is_well(busy: Scheduler) -> None:
         overtake,
         strand,
         misplace,
+        miscount_swapped_tokens,
+        miscount_lockstep,
+        stop_unheard,
+        need_unheard,
+        prefill_what_decodes,
+        exchange,
+        copy_for_another,
     ],
 )
 def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
@@ -149,3 +197,27 @@ def test_damage_is_noticed_by_the_whole_check_and_by_one_of_its_shares(
         except (AssertionError, KeyError):
             noticed += 1
     assert noticed
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_window_block_that_is_still_read_may_not_be_given_back(swapped: bool) -> None:
+    core = make_core(60, 4, 2, 64, num_host_blocks=60, windows=(9,))
+    core.add(Request(0, list(range(16)), SamplingParams(max_tokens=20, ignore_eos=True, seed=1)))
+    for _ in range(4):
+        core.step()
+    state = core.scheduler.state
+    (group,) = state.running
+    (sequence,) = group.live
+    if swapped:
+        assert state.blocks.swap_out(group)
+        preempt(state, group, swapped=True)
+        (table,), pool = sequence.host_window_tables, state.blocks.host.pool
+    else:
+        (table,), pool = sequence.window_tables, state.blocks.pool
+    check_scheduler(state)
+    pool.release(table.blocks.pop(0))
+    table.first += 1
+    if not swapped:
+        state.rows.given_back[sequence.row] += 4
+    with pytest.raises(AssertionError, match="read"):
+        check_scheduler(state)
