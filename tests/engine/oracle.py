@@ -24,14 +24,14 @@ CANDIDATES = 20  # at least what the widest search asks for
 _MASK = (1 << 61) - 1
 
 
-def _hash(history: int, position: int, token: int) -> int:
+def slot_history(history: int, position: int, token: int) -> int:
     return (history * 1_000_003 + position * 131 + token + 7) & _MASK
 
 
 def _next_token(history: int, params: SamplingParams, index: int, allowed: list[int] | None = None) -> int:
     seed = (params.seed or 0) * 31 + (index if params.temperature else 0)
     tokens = allowed or range(VOCAB)
-    return tokens[(_hash(history, seed, index) >> 7) % len(tokens)]
+    return tokens[(slot_history(history, seed, index) >> 7) % len(tokens)]
 
 
 def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> list[int]:
@@ -40,7 +40,7 @@ def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> 
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
     history = 0
     for position, token in enumerate(request.prompt):
-        history = _hash(history, position, token)
+        history = slot_history(history, position, token)
     generated: list[int] = []
     reading = Reading(params.grammar) if params.grammar else None
     while len(generated) < params.max_tokens:
@@ -50,7 +50,7 @@ def expected_tokens(request: Request, index: int, eos: tuple[int, ...] = ()) -> 
             if len(generated) < params.min_tokens:
                 allowed = [token for token in allowed if token not in stops] or allowed
         generated.append(_next_token(history, params, index, allowed))
-        history = _hash(history, len(request.prompt) + len(generated) - 1, generated[-1])
+        history = slot_history(history, len(request.prompt) + len(generated) - 1, generated[-1])
         if generated[-1] in stops:
             break
         if reading is not None:
@@ -81,12 +81,12 @@ def expected_beams(request: Request, eos: tuple[int, ...] = ()) -> list[list[int
     )
     history = 0
     for position, token in enumerate(request.prompt):
-        history = _hash(history, position, token)
+        history = slot_history(history, position, token)
     beams, position = [history], len(request.prompt)
     while not search.done:
         tokens, logprobs = zip(*(_candidates(beam, params.seed) for beam in beams), strict=True)
         step = search.advance(np.array(tokens, np.int32), np.array(logprobs, np.float32))
-        beams = [_hash(beams[p], position, t) for p, t in zip(step.parents, step.tokens, strict=True)]
+        beams = [slot_history(beams[p], position, t) for p, t in zip(step.parents, step.tokens, strict=True)]
         position += 1
     return [hypothesis.tokens for hypothesis in search.result()]
 
@@ -248,7 +248,7 @@ class OracleRunner(Runner):
             if position == first > 0:
                 history = entry[2]
             assert entry[2] == history, f"position {position} of row {row} was computed from other tokens"
-            history = _hash(history, position, entry[1])
+            history = slot_history(history, position, entry[1])
         return history
 
     def _result(

@@ -32,9 +32,7 @@ def poisoned(request: Request, kind: Kind, position: int) -> Request:
     decode: only as a decode; forked: of a second sample or beam; moved: only beside a transfer.
     """
     seed = POISON + position * len(KINDS) + KINDS.index(kind)
-    return Request(
-        request.id, request.prompt, replace(request.params, seed=seed), cache_salt=request.cache_salt
-    )
+    return replace(request, params=replace(request.params, seed=seed))
 
 
 class LateHandle(OracleHandle):
@@ -52,9 +50,17 @@ class PoisonedRunner(OracleRunner):
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, num_host_blocks: int, rng: random.Random
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        num_host_blocks: int,
+        rng: random.Random,
+        windows: tuple[int, ...] = (),
+        *,
+        keeps_all: bool = True,
     ) -> None:
-        super().__init__(num_blocks, block_size, max_num_seqs, num_host_blocks)
+        super().__init__(num_blocks, block_size, max_num_seqs, num_host_blocks, windows, keeps_all=keeps_all)
         self.rng = rng
         self.trouble: Trouble = lambda plan: None
         self.failed = False
@@ -76,8 +82,8 @@ class PoisonedRunner(OracleRunner):
         super().launch(plan)
         for row, length, context in zip(plan.rows, plan.query_lens, plan.context_lens, strict=True):
             for position in range(context - length, context):
-                block = self.tables[row, position // self.block_size]
-                self.cache[block][position % self.block_size] = None
+                for block, offset in self._slots(row, position):
+                    self.cache[block][offset] = None
         for block in plan.copies[:, 1]:
             self.cache[block] = [None] * self.block_size
         if moment == "late":

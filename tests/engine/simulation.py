@@ -137,13 +137,14 @@ def make_core(
     delays: random.Random | None = None,
     windows: tuple[int, ...] = (),
     keeps_all: bool = True,
+    max_model_len: int = 1000,
 ) -> EngineCore:
     """`delays`: of the transfers, which else are done with their steps."""
     capacity = Capacity(
         num_blocks,
         block_size,
         max_num_seqs,
-        max_model_len=1000,
+        max_model_len=max_model_len,
         vocab_size=VOCAB,
         windows=windows,
         keeps_all=keeps_all,
