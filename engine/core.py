@@ -20,6 +20,10 @@ MASK_WAIT = 0.002  # seconds that a mask may take to find before steps go on wit
 CAPTURE_SHARE = 0.2  # of the time, at most, goes into captures while requests run
 
 
+class _LaunchInterrupted(Exception):
+    """Nobody is to blame for a step that was not launched."""
+
+
 class _NotLaunched(StepHandle):
     """A step whose launch raised."""
 
@@ -207,7 +211,7 @@ class EngineCore:
         except Exception as error:
             in_flight[-1].handle = _NotLaunched(error)  # not in a variable, which its frames would hold
         except BaseException:
-            in_flight[-1].handle = _NotLaunched(RuntimeError("the launch of a step was interrupted"))
+            in_flight[-1].handle = _NotLaunched(_LaunchInterrupted())
             self.torn, self._interrupted = False, True
             raise
 
@@ -217,7 +221,11 @@ class EngineCore:
         Raises what ends all.
         """
         self.runner.settle()
-        ended = self.bisection.raised(error)
+        ended: list[Output] = []
+        if isinstance(error, _LaunchInterrupted):
+            self.bisection.undo()
+        else:
+            ended = self.bisection.raised(error)
         error.__traceback__ = None  # whose frames hold the step that holds the error: a cycle
         return ended
 

@@ -91,9 +91,7 @@ class Bisection:
             raise error
         groups = list(_groups_in(self._state.in_flight[0]) if trial is None else trial)
         suspects = [group for group in groups if group.live]
-        while self._state.in_flight:
-            _drop(self._state, self._state.in_flight.pop())
-        self._preempt_all()
+        self.undo()
         smaller = isinstance(error, MemoryError) and self._shrink(len(suspects))
         self._fruitful |= smaller or len(suspects) < len(groups)
         if trial is None:
@@ -103,6 +101,12 @@ class Bisection:
         else:
             self._add_trials(suspects)
         return []
+
+    def undo(self) -> None:
+        """Drop the steps in flight, none of which is under way; what they computed is computed again."""
+        while self._state.in_flight:
+            _drop(self._state, self._state.in_flight.pop())
+        self._preempt_all()
 
     def _begin(self, suspects: list[SequenceGroup], error: Exception) -> None:
         self._error = error

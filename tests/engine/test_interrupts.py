@@ -12,6 +12,7 @@ from quire.engine.messages import Output, Request
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.schedule.plan import StepPlan, StepResult
 from tests.engine.oracle import OracleHandle, OracleRunner
+from tests.engine.poison import Poisoned, PoisonedRunner
 from tests.engine.simulation import check_outputs, make_core, random_request
 
 
@@ -36,8 +37,6 @@ class InterruptedRunner(OracleRunner):
     def may_interrupt(self, place: str) -> None:
         if place in self.places and self.rng.random() < 0.2:
             self.interrupts += 1
-            if place == "launch":  # once: what it drops is computed again, in trials that count as others do
-                self.places = ("wait",) if "wait" in self.places else ()
             raise KeyboardInterrupt
 
     def launch(self, plan: StepPlan) -> OracleHandle:
@@ -98,6 +97,36 @@ def test_every_request_has_its_tokens_however_often_steps_are_interrupted(
             check_outputs(request, got, set(), Counter())
         assert core.scheduler.blocks.pool.num_available == 40
     assert interrupts >= 30
+
+
+def test_who_is_tried_is_not_blamed_for_an_interrupt() -> None:
+    """Neither are its steps counted, nor does our own request end the engine by one."""
+    core = make_core(200, 4, 6, 16)
+    runner = core.runner = PoisonedRunner(200, 4, 6, 0, random.Random(0))
+    errors: list[BaseException] = [KeyboardInterrupt()] * 9 + [Poisoned("once")]
+
+    def trouble(plan: StepPlan) -> Exception | None:
+        if errors and (core.bisection.in_progress or len(errors) == 10):
+            runner.failed = True
+            raise errors.pop()
+        return None
+
+    runner.trouble = trouble
+    requests = [random_request(random.Random(i), i, 12, 2) for i in range(4)]
+    for request in requests:
+        core.add(request)
+    got: dict[tuple[int, int], list[Output]] = {}
+    while core.has_work:
+        try:
+            outputs = core.step()
+        except KeyboardInterrupt:
+            continue
+        for output in outputs:
+            got.setdefault((output.request_id, output.index), []).append(output)
+        check_scheduler(core.scheduler.state)
+    assert not errors
+    for request in requests:
+        check_outputs(request, got, set(), Counter())
 
 
 def test_what_is_aborted_after_an_interrupt_leaves_nothing() -> None:
