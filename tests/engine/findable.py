@@ -22,16 +22,23 @@ class FindableBlocks:
         self.expected: dict[Prefix, tuple[list[Slot], int]] = {}
         for cache, _ in self.tiers:
             told = {prefix.digest for prefix in cache.prefixes()}
-            self.told.append(told)
+            self.told += [told, set(told)]
 
             def hear(prefix: Prefix, cached: bool, told: set[Digest] = told) -> None:
                 (told.add if cached else told.discard)(prefix.digest)
 
+            def hear_exactly(prefix: Prefix, cached: bool, told: set[Digest] = self.told[-1]) -> None:
+                assert cached != (prefix.digest in told), "one is told what is known"
+                (told.add if cached else told.remove)(prefix.digest)
+
             cache.listeners.append(hear)
+            cache.exact_listeners.append(hear_exactly)
 
     def check(self) -> None:
-        for (cache, memory), told in zip(self.tiers, self.told, strict=True):
-            assert told == {prefix.digest for prefix in cache.prefixes()}, "others know of other blocks"
+        told = iter(self.told)
+        for cache, memory in self.tiers:
+            published = {prefix.digest for prefix in cache.prefixes()}
+            assert next(told) == next(told) == published, "others know of other blocks"
             self._check_contents(cache, memory)
 
     def _check_contents(self, cache: PrefixCache, memory: list[list[Slot | None]]) -> None:

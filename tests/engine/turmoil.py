@@ -22,7 +22,7 @@ from tests.engine.turmoil_draws import Got, draw_chances, draw_core, draw_reques
 from tests.engine.turmoil_runner import expected_vector, is_poisoned, last_finite
 
 REQUESTS = 14
-CALM = 200  # steps after which nobody leaves any more, nor is a wait interrupted
+CALM = 200  # steps after which nobody leaves any more, nor is anything interrupted
 MOST_STEPS = 4_000
 AFTER = 12  # steps at the end, by which nobody is tried any more and all transfers are done
 
@@ -56,7 +56,7 @@ class Turmoil:
                 self._arrive(next(coming))
                 left -= 1
             if steps > CALM:
-                self.runner.waits_interrupted = 0.0
+                self.runner.waits_interrupted = self.runner.launches_interrupted = 0.0
             elif self.accepted and self.rng.random() < self.chances.leave:
                 self._leave(self.rng.choice(list(self.accepted)))
             if self.rng.random() < self.chances.stop:
@@ -64,7 +64,7 @@ class Turmoil:
             self._step()
             steps += 1
             assert steps < MOST_STEPS, "it goes on for ever"
-        self.runner.waits_interrupted, self.runner.launches_interrupted = 0.0, 0
+        self.runner.waits_interrupted = self.runner.launches_interrupted = 0.0
         for _ in range(AFTER):
             self._step()
         self._check_end()

@@ -10,6 +10,7 @@ from dataclasses import replace as replaced
 import msgspec
 from msgspec.structs import replace
 
+from quire.engine.capacity import Capacity
 from quire.engine.core import EngineCore
 from quire.engine.hashing import BlockHasher, Digest
 from quire.engine.messages import POOLED, Output, PoolingParams, Request
@@ -18,6 +19,7 @@ from quire.engine.schedule.bisection import MAX_FRUITLESS
 from quire.engine.schedule.plan import StepPlan
 from quire.engine.sequences.grammar_queue import GrammarQueue
 from tests.engine.late_grammars import LateGrammars, LateWorker
+from tests.engine.oracle import VOCAB
 from tests.engine.poison import KINDS, Poisoned, poisoned
 from tests.engine.simulation import COMMON, LONGEST_DELAY, make_core, random_request
 from tests.engine.turmoil_runner import TurmoilRunner, unfinite
@@ -67,13 +69,17 @@ def draw_core(rng: random.Random) -> tuple[EngineCore, TurmoilRunner]:
     windows, keeps_all = rng.choice(WINDOWS)
     num_blocks = max(3, rng.randint(*rng.choice([(16, 90), (16, 90), (8, 32)])) // block_size)
     num_blocks *= keeps_all + len(windows)
+    budget = rng.choice([rows, rng.randint(rows, 24), 64])
+    if rng.random() < 0.25:  # room for just one of some requests
+        anything = Capacity(1 << 20, block_size, rows, 1000, VOCAB, windows, keeps_all, budget)
+        num_blocks = anything._blocks_needed(rng.randint(1, 24), rng.randint(8, 24), rng.randint(1, rows))
     host = rng.choice([0, num_blocks // 3, num_blocks])
     caching = rng.random() < 0.75
     core = make_core(
         num_blocks,
         block_size,
         rows,
-        rng.choice([rows, rng.randint(rows, 24), 64]),
+        budget,
         caching=caching,
         num_host_blocks=host,
         mode=rng.choice(["swap", "auto", "recompute"]),
@@ -111,9 +117,8 @@ def draw_trouble(rng: random.Random, core: EngineCore, runner: TurmoilRunner) ->
     if rng.random() < 0.5:
         return
     runner.waits_interrupted = rng.choice([0.0, 0.0, 0.1, 0.5])
-    runner.launches_interrupted = rng.choice([0, 0, rng.randint(1, MOST_HICCUPS)])
-    runner.in_trials = lambda: core.bisection.in_progress
-    hiccups = rng.choice([0, 0, MOST_HICCUPS]) - runner.launches_interrupted
+    runner.launches_interrupted = rng.choice([0.0, 0.0, 0.1])
+    hiccups = rng.choice([0, 0, MOST_HICCUPS])
     most = core.scheduler.rows.size  # of what a step computes: any request fits alone
     too_much: Callable[[StepPlan], bool] = rng.choice(
         [lambda plan: False] * 3
@@ -145,6 +150,8 @@ def draw_request(
         salt = rng.choice([salt, other.cache_salt, other.cache_salt])
     if capacity.pools:
         return Request(number, prompt, POOLED, core.clock(), salt, pooling=PoolingParams())
+    if not params.beam_width and rng.random() < 0.2:
+        params = replace(params, presence_penalty=1.0)
     if rng.random() < chances.full:
         room = capacity.room(len(prompt), params.num_sequences)
         if 1 <= room <= 40:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace as replaced
 from typing import Any
 
@@ -60,17 +59,19 @@ class InterruptedHandle(OracleHandle):
 
 
 class TurmoilRunner(PoisonedRunner):
-    """Interrupts launches only outside of trials: one of our own request's would end the engine."""
-
-    waits_interrupted = 0.0  # how likely
-    launches_interrupted = 0  # how often
+    waits_interrupted = launches_interrupted = 0.0  # how likely
     pools = False
-    in_trials: Callable[[], bool] = staticmethod(lambda: False)
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        # Of a row whose tokens are penalised: how many the device knows of.
+        self.penalised: dict[int, int | None] = {}
 
     def launch(self, plan: StepPlan) -> OracleHandle:
-        calm = not self.failed and not self.in_trials()
-        if self.launches_interrupted and calm and self.rng.random() < 0.05:
-            self.launches_interrupted -= 1
+        for start in plan.starts:
+            counts = bool(start.prompt)
+            self.penalised[start.row] = start.num_prompt + len(start.output) if counts else None
+        if not self.failed and self.rng.random() < self.launches_interrupted:
             self.failed = True
             raise KeyboardInterrupt
         return InterruptedHandle(self, super().launch(plan))
@@ -87,6 +88,11 @@ class TurmoilRunner(PoisonedRunner):
         if self.pools:
             vectors = np.array([_vector(history) for history in histories], np.float32).reshape(-1, 2)
             return replaced(result, vectors=vectors)
+        for row, position in zip(plan.sample_rows.tolist(), plan.sample_positions.tolist(), strict=True):
+            counted = self.penalised[row]
+            if counted is not None:
+                assert position == counted, "tokens are penalised that are not the sequence's"
+                self.penalised[row] = counted + 1
         seeds = [self.state[row][0].seed or 0 for row in plan.sample_rows.tolist()]
         for i, position in enumerate(plan.sample_positions.tolist()):
             if seeds[i] >= NOT_FINITE_FROM and position > seeds[i] - NOT_FINITE_FROM:
