@@ -86,7 +86,7 @@ def build_rank(
         torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
     dtype = choose_dtype(config, model_config, device)
     kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = config.max_model_len or model_config.longest
     model_config = model_config.within(max_model_len)
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     max_num_batched_tokens = config.max_num_batched_tokens or max(

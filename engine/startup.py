@@ -83,7 +83,7 @@ def _start(
     part = read_model(folder, config.model_impl, config.runner).of_rank(
         config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel
     )
-    part = part.within(config.max_model_len or part.max_position_embeddings)
+    part = part.within(config.max_model_len or part.longest)
     if part.implementation == "transformers":
         from quire.engine.models.general.division.divide import refuse_undividable  # which takes seconds
 

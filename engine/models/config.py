@@ -89,18 +89,30 @@ class ModelConfig:
         numbers = {layer: at for at, group in enumerate(self.cache_groups) for layer in group.layers}
         return tuple(numbers[layer] for layer in range(self.num_layers))
 
+    @property
+    def longest(self) -> int:
+        """Return how many tokens a sequence has at most: by positions, or of a text to pool by the folder."""
+        most = self.pooling.texts.max_tokens if self.pooling is not None else 0
+        return min(self.max_position_embeddings, most or self.max_position_embeddings)
+
     def refuse_longer(self, max_model_len: int) -> None:
-        """Raise ValueError if the model has fewer positions than that."""
+        """Raise ValueError if that is more than `longest`."""
         if max_model_len > self.max_position_embeddings:
             raise ValueError(
                 f"--max-model-len ({max_model_len}) is more than the model's max_position_embeddings "
                 f"({self.max_position_embeddings})"
             )
+        if max_model_len > self.longest:
+            raise ValueError(
+                f"--max-model-len ({max_model_len}) is more than the {self.longest} tokens of a text that "
+                "the model pools, by max_seq_length of sentence_bert_config.json, or model_max_length of "
+                "tokenizer_config.json: give no more, or change it there if the model was trained for more"
+            )
 
     def within(self, max_model_len: int) -> ModelConfig:
         """Return the model for so many tokens: windows as long hide none of them, nor are any chosen.
 
-        Raises ValueError if it has fewer positions.
+        Raises ValueError if that is more than `longest`.
         """
         self.refuse_longer(max_model_len)
         windows = tuple(window if window < max_model_len else 0 for window in self.windows)

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.pooled_texts import PooledTexts, read_pooled_texts
 
 logger = logging.getLogger("quire.engine")
 Runner = Literal["auto", "generate", "pooling"]
@@ -56,6 +57,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     problem_type: ProblemType | None = None  # that a head was trained for, as transformers calls it
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
+    texts: PooledTexts = PooledTexts()
 
     def checked_dimensions(self, asked: int | None, size: int) -> int | None:
         """Return how many numbers of a vector of `size` are wanted, None: all. Raises FieldError."""
@@ -109,38 +111,29 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
     for field, value in _NOT_CAUSAL.items():
         if raw.get(field) is value:
             raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
+    kinds = _kinds(folder, modules or [])
+    module = folder / str(kinds["Transformer"].get("path", "")) if "Transformer" in kinds else None
+    texts = read_pooled_texts(folder, module)
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
-        labels = raw.get("id2label")
-        count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
-        count = fields.size("num_labels", count)
-        names = _names(labels) if isinstance(labels, dict) else ()
-        names = names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count))
-        problem_type = _PROBLEM_TYPES.get(raw.get("problem_type"))
-        activation = _activation(folder, raw, count)
-        return Pooling(labels=count, names=names, activation=activation, problem_type=problem_type)
-    matryoshka, dimensions = _matryoshka(fields)
-    if modules is None:
-        return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions)
-    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
-    for kind, module in kinds.items():
-        if kind not in _MODULES:
-            raise ValueError(
-                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
-                f"one of {', '.join(_MODULES)}"
-            )
+        return _classifier(folder, fields, texts)
     if "LogitScore" in kinds:
         answers = _read_module(folder, kinds["LogitScore"])
         tokens = (*answers.token_ids("true_token_id"), *answers.token_ids("false_token_id"))
         if not answers.has("true_token_id") or len(tokens) > 2:
             raise answers.error("true_token_id", answers.raw.get("true_token_id"), "a token id")
-        return Pooling(labels=1, label_tokens=tokens, activation=_activation(folder, raw, 1))
+        activation = _activation(folder, raw, 1)
+        return Pooling(labels=1, label_tokens=tokens, activation=activation, texts=texts)
+    matryoshka, dimensions = _matryoshka(fields)
+    if modules is None:
+        return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions, texts=texts)
     _tell_texts(folder)
     return Pooling(
         tokens=_pooled_tokens(_read_module(folder, kinds["Pooling"])) if "Pooling" in kinds else "last",
         normalize="Normalize" in kinds,
         matryoshka=matryoshka,
         dimensions=dimensions,
+        texts=texts,
     )
 
 
@@ -160,6 +153,21 @@ def causal_name(name: str) -> str:
     return f"{stem}LMHeadModel" if stem == "GPT2" else f"{stem}ForCausalLM"
 
 
+def _classifier(folder: Path, fields: Fields, texts: PooledTexts) -> Pooling:
+    """Return how a model with a head of labels pools. Raises ValueError."""
+    labels = fields.raw.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else 2  # as transformers has it
+    count = fields.size("num_labels", count)
+    names = _names(labels) if isinstance(labels, dict) else ()
+    return Pooling(
+        labels=count,
+        names=names if len(names) == count else tuple(f"LABEL_{i}" for i in range(count)),
+        activation=_activation(folder, fields.raw, count),
+        problem_type=_PROBLEM_TYPES.get(fields.raw.get("problem_type")),
+        texts=texts,
+    )
+
+
 def _names(labels: dict[str, Any]) -> tuple[str, ...]:
     """Return labels by their numbers, in whose order a file need not have them ("10" may precede "2")."""
     numbered = sorted(labels, key=lambda key: int(key) if key.isdecimal() else len(labels))
@@ -175,6 +183,18 @@ def _modules(folder: Path) -> list[dict[str, Any]] | None:
         return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
     except msgspec.MsgspecError as error:
         raise ValueError(f"{file} must hold a list of modules: {error}") from None
+
+
+def _kinds(folder: Path, modules: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return modules by what each does. Raises ValueError for one that does nothing known."""
+    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
+    for kind, module in kinds.items():
+        if kind not in _MODULES:
+            raise ValueError(
+                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
+                f"one of {', '.join(_MODULES)}"
+            )
+    return kinds
 
 
 def _read_module(folder: Path, module: dict[str, Any]) -> Fields:

@@ -1,0 +1,69 @@
+"""What becomes of a text before it is pooled, as sentence-transformers has it. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.engine.models.json_fields import Fields, read_json
+
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)  # the first that says anything counts
+# The objects that say how the tokenizer is made, and how it is called; a later one counts more.
+_MADE = (("tokenizer_args", "model_max_length"), ("processor_kwargs", "model_max_length"))
+_NO_LIMIT = 1 << 31  # and above: a tokenizer without one has 1e30
+_CALLED = (("text", "max_length"), ("common", "max_length"))
+
+
+class PooledTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """max_tokens: of a text at most; 0: as many as the model has positions."""
+
+    max_tokens: int = 0
+
+
+def read_pooled_texts(folder: Path, module: Path | None) -> PooledTexts:
+    """Return what a folder says of texts; module: the one of its Transformer, None without modules.json.
+
+    How long a text may be is said by `max_seq_length` of that module's configuration, or by arguments for
+    the tokenizer beside it; else by the tokenizer's own `model_max_length`, as new folders have it. Raises
+    ValueError that names the file and the field.
+    """
+    module_config = _module_config(module)
+    longest = _longest(module_config)
+    if longest is None:
+        file = folder / "tokenizer_config.json"
+        tokenizer = Fields(read_json(file) or {}, str(file))
+        name = "model_max_length" if tokenizer.has("model_max_length") else "max_len"
+        longest = _tokens(tokenizer, name)
+    return PooledTexts(max_tokens=longest if longest is not None and longest < _NO_LIMIT else 0)
+
+
+def _module_config(module: Path | None) -> Fields:
+    for file in (module / name for name in _FILES) if module is not None else ():
+        if raw := read_json(file):
+            return Fields(raw, str(file))
+    return Fields({}, "")
+
+
+def _longest(module_config: Fields) -> int | None:
+    called = _part(module_config, "processing_kwargs")
+    longest = _tokens(module_config, "max_seq_length")
+    for outer, parts in ((module_config, _MADE), (called, _CALLED)):
+        for part, name in parts:
+            longest = _tokens(_part(outer, part), name) or longest
+    return longest
+
+
+def _part(fields: Fields, name: str) -> Fields:
+    """Return an object within another; an empty one where it is not there. Raises ValueError."""
+    part: Any = fields.raw.get(name) or {}
+    if not isinstance(part, dict):
+        raise fields.error(name, part, "an object")
+    return Fields(part, f"{fields.where}: {name}")
+
+
+def _tokens(fields: Fields, name: str) -> int | None:
+    """Return a number of tokens, None where it is not there. Raises ValueError."""
+    return max(int(fields.number(name, 1.0)), 1) if fields.has(name) else None

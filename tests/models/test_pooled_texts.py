@@ -1,0 +1,95 @@
+"""What a folder of sentence-transformers says of texts, before its model sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine.config import EngineConfig
+from quire.engine.models.pooling import Pooling, read_pooling
+from quire.engine.models.reading import read_model
+from quire.engine.startup import start_engine
+from tests.engine.pooling import as_sentence_model, save_model
+
+BERT, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
+
+
+def write(path: Path, name: str, **fields: Any) -> None:
+    path.joinpath(name).write_text(json.dumps(fields))
+
+
+def read(path: Path) -> Pooling:
+    found = read_pooling(path)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path, "config.json", architectures=["Qwen3Model"])
+    as_sentence_model(tmp_path, "pooling_mode_lasttoken")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("files", "longest"),
+    [
+        ({}, 0),
+        ({BERT: {"max_seq_length": 20, "do_lower_case": False}}, 20),
+        ({BERT: {"max_seq_length": None}, TOKENIZER: {"model_max_length": 30}}, 30),
+        ({BERT: {"max_seq_length": 20}, TOKENIZER: {"model_max_length": 30}}, 20),
+        ({"sentence_roberta_config.json": {"max_seq_length": 20}}, 20),
+        ({BERT: {}, "sentence_roberta_config.json": {"max_seq_length": 20}}, 20),
+        ({TOKENIZER: {"model_max_length": 1e30}}, 0),
+        ({TOKENIZER: {"max_len": 30}}, 30),
+        ({BERT: {"max_seq_length": 20, "tokenizer_args": {"model_max_length": 40}}}, 40),
+        ({BERT: {"max_seq_length": 20, "processor_kwargs": {"model_max_length": 40}}}, 40),
+        ({BERT: {"max_seq_length": 20, "processing_kwargs": {"text": {"max_length": 9}}}}, 9),
+    ],
+)
+def test_how_long_a_text_is_at_most(folder: Path, files: dict[str, Any], longest: int) -> None:
+    for name, fields in files.items():
+        write(folder, name, **fields)
+    assert read(folder).texts.max_tokens == longest
+
+
+def test_a_folder_without_modules_has_its_tokenizers_limit_if_it_pools(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", architectures=["Qwen3ForSequenceClassification"])
+    write(tmp_path, BERT, max_seq_length=20)  # which nobody reads without modules.json
+    write(tmp_path, TOKENIZER, model_max_length=30)
+    assert read(tmp_path).texts.max_tokens == 30
+
+
+def test_a_limit_that_is_none_is_refused_by_file_and_field(folder: Path) -> None:
+    write(folder, BERT, max_seq_length=-1)
+    with pytest.raises(ValueError, match=r"sentence_bert_config\.json: max_seq_length is -1; it must be"):
+        read(folder)
+    write(folder, BERT, processing_kwargs=[1])
+    with pytest.raises(ValueError, match=r"sentence_bert_config\.json: processing_kwargs is \[1\]"):
+        read(folder)
+
+
+def test_a_model_pools_texts_up_to_the_folders_limit(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", "Model")
+    as_sentence_model(tmp_path, "pooling_mode_lasttoken")
+    assert read_model(tmp_path).longest == read_model(tmp_path).max_position_embeddings
+    write(tmp_path, BERT, max_seq_length=24)
+    few = {"num_gpu_blocks_override": 8, "swap_space": 0.0, "max_num_seqs": 2}
+    _, info = start_engine(EngineConfig(model=str(tmp_path), device="cpu", **few))
+    assert info.max_model_len == 24
+    _, info = start_engine(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=20, **few))
+    assert info.max_model_len == 20
+    with pytest.raises(ValueError, match=r"--max-model-len \(25\) is more than the 24 tokens of a text"):
+        start_engine(EngineConfig(model=str(tmp_path), device="cpu", max_model_len=25, **few))
+    write(tmp_path, BERT, max_seq_length=10**6)
+    assert read_model(tmp_path).longest == read_model(tmp_path).max_position_embeddings
+
+
+def test_a_model_of_text_knows_no_such_limit(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", "ForCausalLM")
+    write(tmp_path, TOKENIZER, model_max_length=16)
+    model = read_model(tmp_path)
+    assert model.longest == model.max_position_embeddings > 16
