@@ -41,10 +41,22 @@ async def test_what_is_left_out_is_the_models(path: str, service: Service) -> No
         assert (reply["temperature"], reply["top_p"]) == (0.6, 0.9)
 
 
-async def test_a_request_can_switch_each_off_and_beams_have_none(service: Service) -> None:
+async def test_a_request_can_switch_each_off_and_beams_are_not_drawn(service: Service) -> None:
     off = {"top_k": -1, "repetition_penalty": 1.0, "logit_bias": {}, "max_tokens": 3}
+    beams = {"use_beam_search": True, "n": 2, "repetition_penalty": 1, "logit_bias": {}}
     await post(service.app, "/v1/completions", BODIES["/v1/completions"] | off)
-    await post(service.app, "/v1/completions", BODIES["/v1/completions"] | {"use_beam_search": True, "n": 2})
+    await post(service.app, "/v1/completions", BODIES["/v1/completions"] | beams)
     first, beams = (stream.params for stream in service.engine.streams)
     assert (first.top_k, first.repetition_penalty, first.logit_bias, first.max_tokens) == (0, 1.0, {}, 3)
     assert (beams.temperature, beams.top_k, beams.top_p) == (0.0, 0, 1.0)
+
+
+async def test_what_beams_cannot_do_of_the_folders_is_refused_and_not_left_out(service: Service) -> None:
+    beams = BODIES["/v1/completions"] | {"use_beam_search": True, "n": 2}
+    reply = await post(service.app, "/v1/completions", beams)
+    error = reply.json()["error"]
+    assert (reply.status, error["param"]) == (400, "repetition_penalty")
+    assert "give repetition_penalty 1.0 to go without it, or start with" in str(error)
+    reply = await post(service.app, "/v1/completions", beams | {"repetition_penalty": 1.0})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "logit_bias")
+    assert not service.engine.streams
