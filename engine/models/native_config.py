@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from quire.engine.models.config import MAX_HEAD_DIM, Activation, Dtype, ModelConfig
+from quire.engine.models.dtype_names import FIELDS, usual_name
 from quire.engine.models.float8 import quantisation_of, read_float8
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooling import causal_name
 from quire.engine.models.rope_config import RopeConfig
 
-_DTYPES: dict[str, Dtype] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+_DTYPES: dict[str, Dtype] = {
+    "float32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+}
 _SILU: dict[str, Activation] = {"silu": "silu", "swish": "silu"}
 _PLAIN: dict[str, Activation] = {
     "relu": "relu",
@@ -220,7 +227,8 @@ _READERS: dict[str, Callable[[Fields, str], ModelConfig]] = {
 
 def _dtype(fields: Fields) -> Dtype:
     default: Dtype = "bfloat16" if quantisation_of(fields.raw) else "float32"
-    return fields.choice("dtype" if fields.has("dtype") else "torch_dtype", default, _DTYPES)
+    name = next((each for each in FIELDS if fields.has(each)), FIELDS[0])
+    return Fields({name: usual_name(fields.raw.get(name))}, fields.where).choice(name, default, _DTYPES)
 
 
 def _bos_token_id(fields: Fields) -> int | None:

@@ -41,7 +41,9 @@ def read_general(folder: Path) -> ModelConfig:
     if any(getattr(each, "is_causal", True) is False for each in (whole, config)):
         raise _refused(where, kind, "is_causal is false, so tokens see those after them")
     quantised: Quantised | None = MXFP4 if method_of(raw) == MXFP4 else read_float8(raw, where)
-    calls, indexed, offset, chosen, undivided, has_experts, masked = _run_dry(whole, kind, where)
+    dtype = config.dtype or whole.dtype  # before a model is made, which settles on one for each part
+    run = _run_dry(whole, kind, where)
+    calls, indexed, masked = run.calls, run.indexed, run.masked
     kinds = getattr(config, "layer_types", None) or [""] * len(calls)
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
@@ -72,9 +74,9 @@ def read_general(folder: Path) -> ModelConfig:
         num_kv_heads=max(each.kv_heads for each in attention),
         head_dim=max(each.projected or each.head_dim for each in attention),
         intermediate_size=_intermediate_size(config),
-        vocab_size=config.vocab_size,
-        max_position_embeddings=positions - offset,
-        dtype=_DTYPES.get(config.dtype or whole.dtype, "bfloat16" if quantised else "float32"),  # type: ignore[arg-type]
+        vocab_size=run.vocab_size,
+        max_position_embeddings=positions - run.offset,
+        dtype=_DTYPES.get(dtype, "bfloat16" if quantised else "float32"),  # type: ignore[arg-type]
         activation="silu",
         norm_eps=0.0,
         tie_word_embeddings=bool(config.tie_word_embeddings),
@@ -86,11 +88,11 @@ def read_general(folder: Path) -> ModelConfig:
         output_bias=False,
         mlp_bias=False,
         embedding_size=config.hidden_size,
-        chosen_tokens=chosen,
+        chosen_tokens=run.chosen_tokens,
         attention=attention,
         in_call_order=in_call_order,
-        undivided=undivided,
-        has_experts=has_experts,
+        undivided=run.undivided,
+        has_experts=run.has_experts,
         quantised=quantised,
     )
 
@@ -100,6 +102,7 @@ class _Run(NamedTuple):
 
     calls: with the number of the layer that each is of. indexed: as `Recorder` has it. chosen_tokens,
     undivided, has_experts: as `ModelConfig` has them. masked: kinds of layers that the code has masks for.
+    vocab_size: tokens that it gives logits of, whatever fields say.
     """
 
     calls: list[tuple[int, Call]]
@@ -109,13 +112,14 @@ class _Run(NamedTuple):
     undivided: str
     has_experts: bool
     masked: frozenset[str]
+    vocab_size: int
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     recorder = Recorder()
     try:
         model = build(whole)
-        positions = run_dry(model, recorder)
+        positions, vocab_size = run_dry(model, recorder)
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
     except Exception as error:  # modelling code may raise anything
@@ -126,6 +130,10 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
             raise _refused(where, kind, reason) from error
         raise _refused(where, kind, f"a run of its modelling code ends with {error!r}") from error
     calls = _of_layers(whole, recorder.calls, kind, where)
+    rows = len(model.get_input_embeddings().weight)
+    if vocab_size > rows:
+        reason = f"it gives logits of {vocab_size} tokens, and has embeddings of {rows}"
+        raise _refused(where, kind, reason)
     told = positions.taken or positions.told
     if not told and any(call.slopes is None for _, call in calls):
         raise _refused(where, kind, "it counts positions by itself, from the first token of a call")
@@ -133,8 +141,16 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     if not undivided and not has_plan(model):
         undivided = "it has no plan of how to divide a model of this type"
     chosen, has_experts = chosen_tokens(model), has_whole_experts(model)
-    masked = _masked(model)
-    return _Run(calls, recorder.indexed, positions.offset, chosen, undivided, has_experts, masked)
+    return _Run(
+        calls,
+        recorder.indexed,
+        positions.offset,
+        chosen,
+        undivided,
+        has_experts,
+        _masked(model),
+        vocab_size,
+    )
 
 
 def _masked(model: nn.Module) -> frozenset[str]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from quire.engine.models.dtype_names import with_usual_names
 from quire.engine.models.json_fields import read_json
 
 SEE_TYPES = "; docs/models.md tells which types run"
 
 
 def read_described(folder: Path) -> PreTrainedConfig:
-    """Return the configuration, which asks for no attention weights. Raises ValueError."""
+    """Return the configuration, which asks for no attention weights, and for outputs by name.
+
+    Raises ValueError.
+    """
     where = folder / "config.json"
     raw = read_json(where) or {}
     try:
-        whole: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = _read(folder, raw)
     except Exception as error:  # beside its own kinds, a configuration's code may raise anything
         if "auto_map" in raw:
             raise ValueError(
@@ -30,4 +35,13 @@ def read_described(folder: Path) -> PreTrainedConfig:
         raise ValueError(f"{where}: transformers cannot read it: {' '.join(str(error).split())}") from error
     for part in (whole, whole.get_text_config(decoder=True)):
         part.output_attentions = False  # no kernel has them, nor does a server give them
+        part.return_dict = True  # its own code looks for its decoder's output by name
     return whole
+
+
+def _read(folder: Path, raw: dict[str, Any]) -> PreTrainedConfig:
+    named = with_usual_names(raw)
+    if named == raw or raw.get("model_type") not in CONFIG_MAPPING:
+        whole: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        return whole
+    return CONFIG_MAPPING[raw["model_type"]].from_dict(named)

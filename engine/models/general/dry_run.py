@@ -31,15 +31,18 @@ def build(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> Any:
     return model
 
 
-def run_dry(model: Any, attention: Attention) -> StepPositions:
-    """Have a model that `build` made call `attention`. Raises what its code raises."""
+def run_dry(model: Any, attention: Attention) -> tuple[StepPositions, int]:
+    """Have a model that `build` made call `attention`; return of how many tokens it gives logits, too.
+
+    Raises what its code raises.
+    """
     with torch.inference_mode():
         give(model, attention)
         positions = StepPositions(getattr(model, decoder_name(model)))
         tokens = torch.arange(TOKENS, device="meta")
         with NothingFound():  # experts of their own kind find no tokens
-            model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
-    return positions
+            output = model.eval()(input_ids=tokens[None], use_cache=False, **positions.begin(tokens))
+    return positions, int(output.logits.shape[-1])
 
 
 def decoder_name(causal: Any) -> str:

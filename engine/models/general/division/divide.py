@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import EVERY, Call, attention_modules
+from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division import modules, plan
 from quire.engine.models.general.division.heads import heads_of_rank
 from quire.engine.models.general.division.plan import Undividable
@@ -67,7 +67,7 @@ def refuse_undividable(folder: Path, config: ModelConfig) -> None:
     """Run the code of a rank, of which that is the config, without numbers. Raises ValueError if it fails."""
     kind = "?"
     try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True)
+        whole = read_described(folder)
         kind = type(whole).model_type
         model, ranks = build(whole), OneOfRanks(0, config.ranks)
         division = divide(model, config, ranks)
@@ -89,7 +89,7 @@ def num_elements(folder: Path, config: ModelConfig) -> int:
 
     Raises Undividable with what of the model cannot be divided.
     """
-    model = build(AutoConfig.from_pretrained(folder, local_files_only=True))
+    model = build(read_described(folder))
     if config.ranks > 1:
         divide(model, config, OneOfRanks(0, config.ranks))
     if config.tie_word_embeddings:
