@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from quire.engine.errors import FieldError
 from quire.engine.messages import Request
 
@@ -27,6 +29,7 @@ class Capacity:
     keeps_all: bool = True  # whether there is another one before these, which keeps all tokens
     step_tokens: int = 0  # of a sequence at most, in a step: they may be there beside a window
     pools: bool = False  # whether prompts give vectors, and not text
+    padding: int | None = None  # the token that prompts to be classified are computed without, at their end
 
     @property
     def pages(self) -> int:
@@ -47,6 +50,17 @@ class Capacity:
         # What a chunk of `step_tokens` reads and writes may begin and end within a block.
         most = -(-(window - 1 + self.step_tokens) // self.block_size) + 1
         return min(-(-tokens // self.block_size), most)
+
+    def without_padding(self, request: Request) -> Request:
+        """Return the request as it is computed: transformers classifies by the last token that is no padding.
+
+        It takes the first token where all are.
+        """
+        prompt, padding = request.prompt, self.padding
+        if padding is None or not prompt or prompt[-1] != padding:
+            return request
+        end = max((i + 1 for i, token in enumerate(prompt) if token != padding), default=1)
+        return replace(request, prompt=prompt[:end])
 
     def check(self, request: Request) -> Int32:
         """Return the prompt [N]. Raise FieldError, with the numbers, when the request could never run."""

@@ -158,6 +158,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
             keeps_all=self.keeps_all,
             step_tokens=min(self.max_num_batched_tokens, self.max_model_len),
             pools=self.pooling is not None,
+            padding=None if self.pooling is None else self.pooling.padding,
         )
 
     def blocks_for(self, tokens: int) -> int:

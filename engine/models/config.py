@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.cache_groups import CacheGroup, cache_groups
 from quire.engine.models.float8 import Quantised
@@ -45,6 +47,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pad_token_id: int | None = None
     windows: tuple[int, ...]  # per layer: how many last positions attention sees; 0 is all
     rope: RopeConfig | None  # None: learned positions
     qkv_bias: bool
@@ -181,6 +184,8 @@ class ModelConfig:
         too_long = [size for size in pooling.dimensions if size > self.hidden_size]
         if too_long:
             raise ValueError(f"matryoshka_dimensions has {too_long[0]}, more than {self.hidden_size}")
+        if pooling.labels and not pooling.label_tokens:
+            pooling = msgspec.structs.replace(pooling, padding=self.pad_token_id)
         if not pooling.label_tokens:  # there is no head for text
             return replace(self, pooling=pooling, tie_word_embeddings=True)
         if self.implementation == "transformers":

@@ -107,6 +107,7 @@ def _decoder(fields: Fields, architecture: str) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=_bos_token_id(fields),
+        pad_token_id=_pad_token_id(fields, None),
         windows=_windows(fields, layers, positions, architecture, qwen),
         rope=RopeConfig.read(fields, positions),
         qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
@@ -168,6 +169,7 @@ def _opt(fields: Fields, architecture: str) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=_bos_token_id(fields),
+        pad_token_id=_pad_token_id(fields, 1),
         windows=(0,) * layers,
         rope=None,
         qkv_bias=bias,
@@ -206,6 +208,7 @@ def _gpt2(fields: Fields, architecture: str) -> ModelConfig:
         tie_word_embeddings=fields.flag("tie_word_embeddings", True),
         eos_token_ids=fields.token_ids("eos_token_id"),
         bos_token_id=_bos_token_id(fields),
+        pad_token_id=_pad_token_id(fields, None),
         windows=(0,) * layers,
         rope=None,
         qkv_bias=True,
@@ -233,6 +236,10 @@ def _dtype(fields: Fields) -> Dtype:
 
 def _bos_token_id(fields: Fields) -> int | None:
     return next(iter(fields.token_ids("bos_token_id")), None)
+
+
+def _pad_token_id(fields: Fields, default: int | None) -> int | None:
+    return next(iter(fields.token_ids("pad_token_id")), None) if "pad_token_id" in fields.raw else default
 
 
 def has_native(raw: dict[str, Any]) -> bool:

@@ -58,6 +58,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
     texts: PooledTexts = PooledTexts()
+    padding: int | None = None  # the token at a text's end that a classification head does not look at
 
     def checked_dimensions(self, asked: int | None, size: int) -> int | None:
         """Return how many numbers of a vector of `size` are wanted, None: all. Raises FieldError."""

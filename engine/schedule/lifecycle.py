@@ -16,6 +16,7 @@ from quire.engine.sequences.sequence import NO_ROW, BeamGroup, Sequence, Sequenc
 
 def queue_request(state: SchedulerState, request: Request, constraint: Constraint | None = None) -> None:
     """Have a request wait, with its grammar's beginning. Raises ValueError when it could never run."""
+    request = state.capacity.without_padding(request)
     prompt = state.capacity.check(request)
     assert request.id not in state.groups, f"request id {request.id} is already in use"
     group = SequenceGroup(request, prompt, state.num_arrivals, state.eos_token_ids)

@@ -74,6 +74,27 @@ def test_a_classification_heads_logits_are_transformers(name: str, labels: int, 
     torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "opt"])
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_a_head_looks_at_the_last_token_that_is_no_padding(
+    name: str, model_impl: str, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path, name, "ForSequenceClassification", num_labels=3)  # 0 is padding
+    prompts = [[5, 6, 7, 0], [5, 6, 0, 7, 0, 0], [0, 0, 8], [0], [0, 0, 0], [9] * 20 + [0] * 20, [5, 6, 7]]
+    with torch.inference_mode():
+        expected = torch.cat([model(torch.tensor([each])).logits for each in prompts])
+    got = vectors(run(start(tmp_path, model_impl=model_impl), prompts))
+    torch.testing.assert_close(torch.tensor(got), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_an_embedding_is_of_the_last_token_whatever_that_is(tmp_path: Path) -> None:
+    model = save_model(tmp_path, "qwen3", "Model")
+    with torch.inference_mode():
+        expected = model(torch.tensor([[5, 6, 0]])).last_hidden_state[0, -1:]
+    got = vectors(run(start(tmp_path), [[5, 6, 0]]))
+    torch.testing.assert_close(torch.tensor(got), expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("labels", "problem_type"),
     [

@@ -140,6 +140,14 @@ def test_windows(read: Callable[..., ModelConfig], fields: dict[str, Any], windo
     assert read(fields).windows == windows
 
 
+def test_padding_is_transformers_where_it_is_left_out(read: Callable[..., ModelConfig]) -> None:
+    for fields, padding in ((LLAMA, None), (QWEN3, None), (GPT2, None), (OPT, 1)):
+        without = {name: value for name, value in fields.items() if name != "pad_token_id"}
+        assert read(without).pad_token_id == padding
+        assert read(without | {"pad_token_id": None}).pad_token_id is None
+        assert read(without | {"pad_token_id": 7}).pad_token_id == 7
+
+
 def test_eos_ids_come_from_generation_config_first(read: Callable[..., ModelConfig]) -> None:
     fields = LLAMA | {"eos_token_id": 5}
     assert read(fields).eos_token_ids == (5,)

@@ -82,6 +82,7 @@ def read_general(folder: Path) -> ModelConfig:
         tie_word_embeddings=bool(config.tie_word_embeddings),
         eos_token_ids=eos or fields.token_ids("eos_token_id") or of_text.token_ids("eos_token_id"),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+        pad_token_id=next(iter(of_text.token_ids("pad_token_id")), None),
         windows=tuple(_window(config, masked, positions, layer, call, where, kind) for layer, call in calls),
         rope=None,
         qkv_bias=False,
