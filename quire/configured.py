@@ -9,9 +9,9 @@ import msgspec
 
 from quire.arguments import ChatPrompt, Message, chat_prompt, engine_settings
 from quire.engine.config import EngineConfig, KVCacheDtype, ModelImpl, PreemptionMode, Progress
-from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.pooling import Runner
 from quire.service.demo import MODEL_FOLDER
+from quire.service.text.model_tokenizer import tokenizer_of
 from quire.service.text.tokenizer import Tokenizer
 
 
@@ -61,8 +61,7 @@ class Configured:
         raise NotImplementedError
 
     def _read_tokenizer(self) -> Tokenizer:
-        folder = resolve_model(self._config.model, files=TOKENIZER_FILES)  # the engine fetches the weights
-        return Tokenizer.from_folder(folder, self._chat_template)
+        return tokenizer_of(self._config, self._chat_template)
 
     def chat_prompt(self, messages: Sequence[Message]) -> ChatPrompt:
         """Return token ids of a conversation, by the model's chat template, that ask for the next answer."""

@@ -47,7 +47,8 @@ def embedding_task(
 ) -> PoolingTask[EmbeddingRequestOutput]:
     """Raises ValueError for what the model cannot do."""
     params = embedding_params(info, dimensions, normalize)
-    return _each(_tokens(tokenizer, prompts), params, EmbeddingRequestOutput, EmbeddingOutput)
+    tokens = _tokens(tokenizer, prompts, pooling_of(info).texts.prompt)
+    return _each(tokens, params, EmbeddingRequestOutput, EmbeddingOutput)
 
 
 def classification_task(
@@ -70,7 +71,7 @@ def scoring_task(
         tokens_of_pairs = pair_tokens(tokenizer, pairs)
         return _each(tokens_of_pairs, params, ScoringRequestOutput, lambda vector: ScoringOutput(vector[0]))
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    tokens = dict(zip(texts, _tokens(tokenizer, texts), strict=True))
+    tokens = dict(zip(texts, _tokens(tokenizer, texts, pooling_of(info).texts.prompt), strict=True))
 
     def results(outputs: Sequence[Output]) -> list[ScoringRequestOutput]:
         by_text = dict(zip(texts, outputs, strict=True))
@@ -104,5 +105,9 @@ def _each(
     return PoolingTask(tokens, params, results)
 
 
-def _tokens(tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt]) -> list[list[int]]:
-    return [prompt_tokens(tokenizer, prompt) for prompt in prompt_list(prompts)]
+def _tokens(tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt], before: str = "") -> list[list[int]]:
+    """Return the tokens of each; of a text those of `before`, too."""
+    return [
+        prompt_tokens(tokenizer, before + prompt if isinstance(prompt, str) else prompt)
+        for prompt in prompt_list(prompts)
+    ]

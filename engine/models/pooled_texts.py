@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import msgspec
 
 from quire.engine.models.json_fields import Fields, read_json
 
+logger = logging.getLogger("quire.engine")
+_PROMPTS = "config_sentence_transformers.json"
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)  # the first that says anything counts
 # The objects that say how the tokenizer is made, and how it is called; a later one counts more.
@@ -18,13 +21,20 @@ _CALLED = (("text", "max_length"), ("common", "max_length"))
 
 
 class PooledTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """max_tokens: of a text at most; 0: as many as the model has positions."""
+    """max_tokens: of a text at most; 0: as many as the model has positions.
+
+    lower_case: letters become small ones before they are tokens. prompt: what each text is put behind.
+    """
 
     max_tokens: int = 0
+    lower_case: bool = False
+    prompt: str = ""
 
 
-def read_pooled_texts(folder: Path, module: Path | None) -> PooledTexts:
+def read_pooled_texts(folder: Path, module: Path | None, *, takes_prompt: bool) -> PooledTexts:
     """Return what a folder says of texts; module: the one of its Transformer, None without modules.json.
+
+    takes_prompt: whether it embeds each text behind the folder's prompt, and the prompt with it.
 
     How long a text may be is said by `max_seq_length` of that module's configuration, or by arguments for
     the tokenizer beside it; else by the tokenizer's own `model_max_length`, as new folders have it. Raises
@@ -37,7 +47,29 @@ def read_pooled_texts(folder: Path, module: Path | None) -> PooledTexts:
         tokenizer = Fields(read_json(file) or {}, str(file))
         name = "model_max_length" if tokenizer.has("model_max_length") else "max_len"
         longest = _tokens(tokenizer, name)
-    return PooledTexts(max_tokens=longest if longest is not None and longest < _NO_LIMIT else 0)
+    return PooledTexts(
+        max_tokens=longest if longest is not None and longest < _NO_LIMIT else 0,
+        lower_case=module_config.flag("do_lower_case", False),
+        prompt="" if module is None else _default_prompt(folder, takes_prompt),
+    )
+
+
+def _default_prompt(folder: Path, takes_prompt: bool) -> str:
+    """Return what sentence-transformers puts before each text; say so where nobody does here."""
+    raw = read_json(folder / _PROMPTS) or {}
+    prompts, name = raw.get("prompts"), raw.get("default_prompt_name")
+    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    if not prompt or not isinstance(prompt, str):
+        return ""
+    if not takes_prompt:
+        logger.warning(
+            "%s: default_prompt_name is %r, but no text gets a prompt here: requests have to say %r where "
+            "sentence-transformers would",
+            folder / _PROMPTS,
+            name,
+            prompt,
+        )
+    return prompt if takes_prompt else ""
 
 
 def _module_config(module: Path | None) -> Fields:

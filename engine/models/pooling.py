@@ -5,7 +5,6 @@ A folder may say so by the files of sentence-transformers, which vLLM reads too,
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +15,6 @@ from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooled_texts import PooledTexts, read_pooled_texts
 
-logger = logging.getLogger("quire.engine")
 Runner = Literal["auto", "generate", "pooling"]
 PooledTokens = Literal["last", "mean", "first"]
 Activation = Literal["none", "sigmoid"]
@@ -114,7 +112,10 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
             raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
     kinds = _kinds(folder, modules or [])
     module = folder / str(kinds["Transformer"].get("path", "")) if "Transformer" in kinds else None
-    texts = read_pooled_texts(folder, module)
+    pools = _read_module(folder, kinds["Pooling"]) if "Pooling" in kinds else None
+    embeds = not name.endswith(CLASSIFIER) and "LogitScore" not in kinds
+    takes_prompt = embeds and (pools is None or pools.flag("include_prompt", True))
+    texts = read_pooled_texts(folder, module, takes_prompt=takes_prompt)
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
         return _classifier(folder, fields, texts)
@@ -128,9 +129,8 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
     matryoshka, dimensions = _matryoshka(fields)
     if modules is None:
         return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions, texts=texts)
-    _tell_texts(folder)
     return Pooling(
-        tokens=_pooled_tokens(_read_module(folder, kinds["Pooling"])) if "Pooling" in kinds else "last",
+        tokens="last" if pools is None else _pooled_tokens(pools),
         normalize="Normalize" in kinds,
         matryoshka=matryoshka,
         dimensions=dimensions,
@@ -204,27 +204,6 @@ def _read_module(folder: Path, module: dict[str, Any]) -> Fields:
     if raw is None:
         raise ValueError(f"{file} is missing, which modules.json names")
     return Fields(raw, str(file))
-
-
-def _tell_texts(folder: Path) -> None:
-    """Say what sentence-transformers would make of each text first, which nothing here does."""
-    file = folder / "config_sentence_transformers.json"
-    raw = read_json(file) or {}
-    prompts, name = raw.get("prompts"), raw.get("default_prompt_name")
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    if prompt:
-        logger.warning(
-            "%s: default_prompt_name is %r, but no text gets a prompt here: requests have to begin theirs "
-            "with %r where sentence-transformers would",
-            file,
-            name,
-            prompt,
-        )
-    file = folder / "sentence_bert_config.json"
-    if (read_json(file) or {}).get("do_lower_case") is True:
-        logger.warning(
-            "%s: do_lower_case is true, but texts are taken as they come: send small letters", file
-        )
 
 
 def _pooled_tokens(fields: Fields) -> PooledTokens:

@@ -57,11 +57,9 @@ def make_server(
         return engine
 
     def load_tokenizer() -> Tokenizer:
-        from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
-        from quire.service.text.tokenizer import Tokenizer
+        from quire.service.text.model_tokenizer import tokenizer_of
 
-        folder = resolve_model(config.model, files=TOKENIZER_FILES)  # the engine fetches the weights
-        return Tokenizer.from_folder(folder, chat_template)
+        return tokenizer_of(config, chat_template)
 
     server = QuireServer(service, start_engine, load_tokenizer)
     return server

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from quire.engine.models.added_tokens import tokenizer_fields
 from quire.engine.models.tokenizer_json import read_tokenizer
@@ -53,14 +55,19 @@ class Tokenizer:
         self._texts: dict[int, str] = {}
 
     @classmethod
-    def from_folder(cls, folder: str | Path, template: str | None = None) -> Tokenizer:
+    def from_folder(
+        cls, folder: str | Path, template: str | None = None, *, lower_case: bool = False
+    ) -> Tokenizer:
         """Read what `save_pretrained` wrote. Raises ValueError that says what is missing, or wrong.
 
         template: a chat template to use instead of the model's usual one, as --chat-template has it: the name
-        of one of its others, of one of ours, or a file.
+        of one of its others, of one of ours, or a file. lower_case: letters of a text become small ones.
         """
         folder = Path(folder)
         backend = read_tokenizer(folder)
+        if lower_case:
+            first = [Lowercase()] if backend.normalizer is None else [Lowercase(), backend.normalizer]
+            backend.normalizer = NormalizerSequence(first)
         config = tokenizer_fields(folder)
         special = _special_tokens(config)
         source, is_own = (

@@ -14,6 +14,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from tests.engine.pooling import as_sentence_model, save_model
 
+PROMPTS = "config_sentence_transformers.json"
 BERT, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
 
 
@@ -69,6 +70,40 @@ def test_a_limit_that_is_none_is_refused_by_file_and_field(folder: Path) -> None
         read(folder)
     write(folder, BERT, processing_kwargs=[1])
     with pytest.raises(ValueError, match=r"sentence_bert_config\.json: processing_kwargs is \[1\]"):
+        read(folder)
+
+
+def test_each_text_is_behind_the_default_prompt(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prompts = {"query": "Find: ", "document": ""}
+    for name, prompt in ((None, ""), ("document", ""), ("query", "Find: ")):
+        write(folder, PROMPTS, prompts=prompts, default_prompt_name=name)
+        assert read(folder).texts.prompt == prompt
+    assert not caplog.text
+
+
+def test_a_prompt_that_is_not_pooled_or_is_of_pairs_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(folder, PROMPTS, prompts={"query": "Find: "}, default_prompt_name="query")
+    write(folder, "1_Pooling/config.json", pooling_mode="mean", include_prompt=False)
+    assert read(folder).texts.prompt == ""
+    told = "default_prompt_name is 'query', but no text gets a prompt here: requests have to say 'Find: '"
+    assert caplog.text.count(told) == 1
+    write(folder, "config.json", architectures=["Qwen3ForSequenceClassification"])
+    assert read(folder).texts.prompt == ""
+    assert caplog.text.count(told) == 2
+
+
+def test_letters_may_become_small_ones_first(folder: Path) -> None:
+    for fields, lower_case in (
+        ({}, False),
+        ({"do_lower_case": False}, False),
+        ({"do_lower_case": True}, True),
+    ):
+        write(folder, BERT, **fields)
+        assert read(folder).texts.lower_case == lower_case
+    write(folder, BERT, do_lower_case="yes")
+    with pytest.raises(ValueError, match=r"sentence_bert_config\.json: do_lower_case is 'yes'"):
         read(folder)
 
 

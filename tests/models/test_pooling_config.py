@@ -58,25 +58,6 @@ def test_sentence_transformers_files_say_how(tmp_path: Path, mode: str, tokens: 
     assert read_pooling(tmp_path) == expected
 
 
-def test_what_sentence_transformers_makes_of_texts_first_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    as_sentence_model(folder(tmp_path, "Qwen3Model"), "pooling_mode_lasttoken")
-    prompts = {"query": "Find: ", "document": ""}
-    for name in (None, "document"):
-        config = {"prompts": prompts, "default_prompt_name": name}
-        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
-        (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
-        read_pooling(tmp_path)
-    assert not caplog.text
-    config = {"prompts": prompts, "default_prompt_name": "query"}
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
-    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    read_pooling(tmp_path)
-    assert "default_prompt_name is 'query', but no text gets a prompt here" in caplog.text
-    assert "begin theirs with 'Find: '" in caplog.text and "send small letters" in caplog.text
-
-
 def test_heads_and_their_activations(tmp_path: Path) -> None:
     one = folder(tmp_path, "Qwen3ForSequenceClassification", id2label={"0": "fits"})
     assert read_pooling(one) == Pooling(labels=1, names=("fits",), activation="sigmoid")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, AsyncLLM
 from quire.pooling import text_pairs
 from quire.service.demo import MODEL_FOLDER
+from tests.engine.pooling import as_sentence_model
 
 SMALL: dict[str, Any] = {"device": "cpu", "num_gpu_blocks_override": 64, "swap_space": 0.0, "max_num_seqs": 4}
 TEXTS = ["A block table is", "Who preempts whom?", "A block table"]
@@ -93,6 +94,28 @@ def classifier(folder: Path, **fields: Any) -> str:
     weights["score.weight"] = torch.randn(3, config["hidden_size"]).to(torch.bfloat16)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
+
+
+def test_texts_are_embedded_as_sentence_transformers_reads_them(llm: LLM, tmp_path: Path) -> None:
+    """In small letters, and behind the folder's prompt; tokens are taken as they are."""
+    shutil.copytree(MODEL_FOLDER, tmp_path / "model")
+    as_sentence_model(tmp_path / "model", "pooling_mode_lasttoken")
+    (tmp_path / "model" / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": "query"}
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with LLM(str(tmp_path / "model"), **SMALL) as other:
+        read = other.embed([TEXTS[1], [300, 301]], use_tqdm=False)
+        same = llm.embed(["find: who preempts whom?", [300, 301]], use_tqdm=False)
+        for mine, plain in zip(read, same, strict=True):
+            assert mine.prompt_token_ids == plain.prompt_token_ids
+            assert mine.outputs.embedding == pytest.approx(plain.outputs.embedding, abs=1e-5)
+        (score,) = other.score(TEXTS[0], TEXTS[1])
+        (plain_score,) = llm.score("find: " + TEXTS[0].lower(), "find: " + TEXTS[1].lower())
+        assert score.outputs.score == pytest.approx(plain_score.outputs.score, abs=1e-5)
+    with LLM(str(tmp_path / "model"), runner="generate", **SMALL) as text:
+        assert text.tokenizer.encode("Who", add_special_tokens=False) == llm.tokenizer.encode(
+            "Who", add_special_tokens=False
+        )
 
 
 @pytest.mark.anyio

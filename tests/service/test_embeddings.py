@@ -11,6 +11,7 @@ import ollama
 import openai
 import pytest
 
+from quire.engine.models.pooled_texts import PooledTexts
 from quire.engine.models.pooling import Pooling
 from quire.service.text.tokenizer import Tokenizer
 from tests.service.asgi import Reply, exchange, post
@@ -211,3 +212,23 @@ async def test_requests_are_counted_and_limited(make_service: Callable[..., Serv
     assert "total;dur=" in reply.headers["server-timing"]
     assert "3" in (await ask(service, input=["a"] * 4)).error["message"]
     assert metrics.answers[PATH, 400] == 1
+
+
+async def test_texts_are_put_behind_the_folders_prompt_and_tokens_are_not(
+    make_service: Callable[..., Service], tokenizer: Tokenizer
+) -> None:
+    service = make_service(pooling=Pooling(texts=PooledTexts(prompt="the cat ")))
+    whole, tokens = (
+        expected(tokenizer, "the cat sat", normalize=False),
+        tokenizer.encode("sat", add_special_tokens=True),
+    )
+    assert (await ask(service, input="sat")).json()["data"][0]["embedding"] == whole
+    plain = (await ask(service, input=tokens)).json()["data"][0]["embedding"]
+    assert plain == expected(tokenizer, "sat", normalize=False)
+    for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        reply = (await ask(service, path, model="tiny", **{field: "sat"})).json()
+        vector = reply["embedding"] if "embedding" in reply else reply["embeddings"][0]
+        assert vector == expected(tokenizer, "the cat sat", normalize=path == "/api/embed")
+    await ask(service, "/v1/score", text_1="sat", text_2="hello")
+    sent = [stream.prompt for stream in service.engine.streams[-2:]]
+    assert sent == [tokenizer.encode(f"the cat {text}", add_special_tokens=True) for text in ("sat", "hello")]

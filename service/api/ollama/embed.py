@@ -12,7 +12,7 @@ from quire.service.api.ollama.models import served_name
 from quire.service.api.ollama.protocol import EmbeddingsRequest, EmbedRequest
 from quire.service.api.ollama.replies import EmbeddingsReply, EmbedReply
 from quire.service.api.pooling.embeddings import embedding_of, embedding_params, numbers, written
-from quire.service.api.pooling.prompts import respond, tokens_of
+from quire.service.api.pooling.prompts import behind_prompt, respond, tokens_of
 from quire.service.api.pooling.protocol import PoolingFields
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.gate import note_ignored
@@ -73,7 +73,7 @@ async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate
     if not truncate:
         return await tokens_of(state, texts, param, PoolingFields(), advice=_CUT)
     state.admit(len(texts), param)
-    tokens = await state.encode_all(texts, param, add_special_tokens=True)
+    tokens = await state.encode_all(behind_prompt(texts, info), param, add_special_tokens=True)
     for i, each in enumerate(tokens):
         if len(each) > limit:
             end = each[-1:] if each[-1] in tokenizer.special else []

@@ -60,14 +60,15 @@ async def tokens_of(
 ) -> list[list[int]]:
     """Return the tokens of each input: of the items of `param`, unless they have other `labels`.
 
-    Raises ApiError; `advice` says what to do about one that is too long.
+    A text is put behind what the model's folder has each begin with; tokens are taken as they are. Raises
+    ApiError; `advice` says what to do about one that is too long.
     """
     _, _, info = state.serving()
     state.admit(len(inputs), param)
     texts = [each for each in inputs if isinstance(each, str)]
     if texts:  # then all of them are
         special = fields.add_special_tokens is not False
-        tokens = await state.encode_all(texts, param, add_special_tokens=special)
+        tokens = await state.encode_all(behind_prompt(texts, info), param, add_special_tokens=special)
     else:
         tokens = [each for each in inputs if not isinstance(each, str)]
         for each in tokens:
@@ -76,6 +77,12 @@ async def tokens_of(
         labels = [Label(f"{param}[{i}]" if len(inputs) > 1 else param) for i in range(len(inputs))]
     cut = fields.truncate_prompt_tokens
     return [fitted(each, info, label, cut, advice) for each, label in zip(tokens, labels, strict=True)]
+
+
+def behind_prompt(texts: list[str], info: EngineInfo) -> list[str]:
+    """Return texts as they are embedded, each behind the prompt that the model's folder has for all."""
+    prompt = "" if info.pooling is None else info.pooling.texts.prompt
+    return [prompt + text for text in texts] if prompt else texts
 
 
 def fitted(

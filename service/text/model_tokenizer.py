@@ -1,0 +1,16 @@
+"""The tokenizer of a model that is to run, by which texts are read as it was trained on them."""
+
+from __future__ import annotations
+
+from quire.engine.config import EngineConfig
+from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
+from quire.engine.models.pooling import read_pooling
+from quire.service.text.tokenizer import Tokenizer
+
+
+def tokenizer_of(config: EngineConfig, template: str | None) -> Tokenizer:
+    """Return it with a chat template, as `Tokenizer.from_folder` has that. Raises ValueError."""
+    folder = resolve_model(config.model, files=TOKENIZER_FILES)  # the engine fetches the weights
+    pooling = read_pooling(folder, config.runner)
+    lower_case = pooling is not None and pooling.texts.lower_case
+    return Tokenizer.from_folder(folder, template, lower_case=lower_case)
