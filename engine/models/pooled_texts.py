@@ -31,16 +31,23 @@ class PooledTexts(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str = ""
 
 
-def read_pooled_texts(folder: Path, module: Path | None, *, takes_prompt: bool) -> PooledTexts:
+def read_pooled_texts(folder: Path, module: Path | None, *, embeds: bool, pools_prompt: bool) -> PooledTexts:
     """Return what a folder says of texts; module: the one of its Transformer, None without modules.json.
 
-    takes_prompt: whether it embeds each text behind the folder's prompt, and the prompt with it.
+    embeds: texts, and has no head that scores them. pools_prompt: as it does the text behind it.
 
     How long a text may be is said by `max_seq_length` of that module's configuration, or by arguments for
     the tokenizer beside it; else by the tokenizer's own `model_max_length`, as new folders have it. Raises
     ValueError that names the file and the field.
     """
     module_config = _module_config(module)
+    in_template = "message" in _part(module_config, "modality_config").raw
+    if embeds and in_template:
+        logger.warning(
+            "%s: modality_config has message, so sentence-transformers puts each text into the chat "
+            "template; no text is put into it here: send texts as they are in it",
+            module_config.where,
+        )
     longest = _longest(module_config)
     if longest is None:
         file = folder / "tokenizer_config.json"
@@ -50,11 +57,13 @@ def read_pooled_texts(folder: Path, module: Path | None, *, takes_prompt: bool) 
     return PooledTexts(
         max_tokens=longest if longest is not None and longest < _NO_LIMIT else 0,
         lower_case=module_config.flag("do_lower_case", False),
-        prompt="" if module is None else _default_prompt(folder, takes_prompt),
+        prompt=""
+        if module is None
+        else _default_prompt(folder, takes_prompt=embeds and pools_prompt and not in_template),
     )
 
 
-def _default_prompt(folder: Path, takes_prompt: bool) -> str:
+def _default_prompt(folder: Path, *, takes_prompt: bool) -> str:
     """Return what sentence-transformers puts before each text; say so where nobody does here."""
     raw = read_json(folder / _PROMPTS) or {}
     prompts, name = raw.get("prompts"), raw.get("default_prompt_name")

@@ -114,8 +114,8 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
     module = folder / str(kinds["Transformer"].get("path", "")) if "Transformer" in kinds else None
     pools = _read_module(folder, kinds["Pooling"]) if "Pooling" in kinds else None
     embeds = not name.endswith(CLASSIFIER) and "LogitScore" not in kinds
-    takes_prompt = embeds and (pools is None or pools.flag("include_prompt", True))
-    texts = read_pooled_texts(folder, module, takes_prompt=takes_prompt)
+    pools_prompt = pools is None or pools.flag("include_prompt", True)
+    texts = read_pooled_texts(folder, module, embeds=embeds, pools_prompt=pools_prompt)
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
         return _classifier(folder, fields, texts)
@@ -195,6 +195,11 @@ def _kinds(folder: Path, modules: list[dict[str, Any]]) -> dict[str, dict[str, A
                 f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
                 f"one of {', '.join(_MODULES)}"
             )
+    if "Normalize" in kinds:
+        file = folder / str(kinds["Normalize"].get("path", "")) / "config.json"
+        fields = Fields(read_json(file) or {}, str(file))  # old folders have none
+        for name in ("module_input_name", "module_output_name"):
+            fields.refuse_unless(name, None, "sentence_embedding")
     return kinds
 
 

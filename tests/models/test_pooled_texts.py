@@ -94,6 +94,19 @@ def test_a_prompt_that_is_not_pooled_or_is_of_pairs_is_told(
     assert caplog.text.count(told) == 2
 
 
+def test_texts_that_are_put_into_a_template_elsewhere_are_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the prompt is a message of its own, and no beginning."""
+    write(folder, PROMPTS, prompts={"query": "Find: "}, default_prompt_name="query")
+    write(folder, BERT, modality_config={"text": {}})
+    assert read(folder).texts.prompt == "Find: " and not caplog.text
+    write(folder, BERT, modality_config={"text": {}, "message": {}})
+    assert read(folder).texts.prompt == ""
+    assert "modality_config has message, so sentence-transformers puts each text into" in caplog.text
+    assert "no text gets a prompt here" in caplog.text
+
+
 def test_letters_may_become_small_ones_first(folder: Path) -> None:
     for fields, lower_case in (
         ({}, False),

@@ -113,6 +113,9 @@ def test_modules_that_are_not_computed_are_refused(tmp_path: Path) -> None:
     with_modules(tmp_path, "Pooling", pooling_mode_max_tokens=True)
     with pytest.raises(ValueError, match=r"pools by .*pooling_mode_max_tokens"):
         read_pooling(tmp_path)
+    with_modules(tmp_path, "Pooling", "Normalize", pooling_mode="mean", module_input_name="token_embeddings")
+    with pytest.raises(ValueError, match='module_input_name = "token_embeddings" is not supported'):
+        read_pooling(tmp_path)
     with_modules(tmp_path, "LogitScore")
     with pytest.raises(ValueError, match="true_token_id is None; it must be a token id"):
         read_pooling(tmp_path)
