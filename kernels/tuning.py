@@ -12,13 +12,12 @@ class Tuning:
     fused_columns: of a layer's input, up to which few tokens are quicker by `linear.skinny`, whose programs
     all read all of it, than by cuBLAS. streamed_columns and streamed_tokens: up to which so many tokens are
     quicker there than by `linear.hopper_stream`, where that can be. skinny_weights_of_one: elements of a
-    weight, up to which even one token is quicker there than by `linear.gemv`. held_columns: of a
-    layer's input, from and up to which one token is quicker by `linear.hopper_gemv`, where that can be, if a
-    weight has no more inputs than that, and no more elements than held_weights, or held_gates of a gate in a
-    layer of less than the most columns.
-    merging_weights: elements of
-    the output projection's weight, up to which that merges a token's split attention itself; beyond, and of
-    more tokens, its programs are so many that they read more of splits than of weights.
+    weight, up to which even one token is quicker there than by `linear.gemv`. held_columns: of a layer's
+    input, from and up to which one token is quicker by `linear.hopper_gemv`, where that can be, if a weight
+    has no more inputs than that, and no more elements than held_weights, or held_gates of a gate in a layer
+    of less than the most columns. merging_weights: elements of the output projection's weight, up to which
+    that merges a token's split attention itself; beyond, and of more tokens, its programs are so many that
+    they read more of splits than of weights.
     """
 
     fused_columns: int = 2048
