@@ -77,12 +77,15 @@ def decode_batch(
 ) -> ForwardBatch:
     """Return rows that decode the last token of each of `contexts`, in blocks of their own that lie anywhere.
 
-    `contexts` fall.
+    `contexts` fall. Block tables have room for LONGEST, as a server's have for the longest sequence: into how
+    many splits decode attention divides a row is planned by that.
     """
     rows = len(contexts)
     counts = [-(-context // block_size) for context in contexts]
     blocks = torch.randperm(sum(counts), device=device).int().split(counts)
-    tables = torch.nn.utils.rnn.pad_sequence(list(blocks), batch_first=True)
+    tables = torch.zeros(rows, max(counts[0], LONGEST // block_size), dtype=torch.int32, device=device)
+    for table, own in zip(tables, blocks, strict=True):
+        table[: len(own)] = own
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     context_lens = torch.tensor(contexts, dtype=torch.int32, device=device)
     last = context_lens - 1

@@ -1,10 +1,10 @@
 """Time ways to compute one token's products: `python -m quire.loadtest.gpu_one_token [--models NAME,…]`.
 
 Each of a layer's products in turn is computed by `linear.gemv` in every division that it can take, and by
-`linear.hopper_gemv` with some rows a program, the others as serving computes them: within the model's own
-layers, in a CUDA graph, since what is quickest alone often is not behind and before other kernels. The models
-are native ones of `quire.loadtest.shape_configs`, with dummy weights. Prints microseconds of a layer. Needs
-one CUDA device.
+`linear.hopper_gemv` with some rows and warps a program, the others as serving computes them: within the
+model's own layers, in a CUDA graph, since what is quickest alone often is not behind and before others. The
+models are native ones of `quire.loadtest.shape_configs`, with dummy weights. Prints microseconds of a layer.
+Needs one CUDA device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.kernels.linear.linear import Matrix
 from quire.kernels.plan import plan_attention, plan_layer
 from quire.kernels.tuning import Tuning
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
-from quire.loadtest.gpu_layer import measure
+from quire.loadtest.gpu_layer import LONGEST, measure
 from quire.loadtest.model_configs import write_model_folder
 from quire.loadtest.shape_configs import DENSE, OTHERS
 
@@ -40,8 +40,9 @@ CONTEXT = 544  # tokens
 MOST_LAYERS = 12
 FORMATS = {each.name: each for each in (BF16, FP12)}
 ROWS, CHUNKS, HELD = (1, 2, 4, 8), (512, 1024, 2048, 4096), (8, 16, 32)
-ROWS_IN_SHARED = (2, 4, 8)
+ROWS_AND_WARPS_IN_SHARED = ((2, 2), (4, 2), (8, 2), (4, 4), (8, 4), (8, 8))
 MOST_WARPS = 16
+MOST_SHARED = 224 * 1024  # bytes of weights: a program has little else in shared memory
 SHOWN = 4  # ways of each product that are printed
 
 
@@ -56,9 +57,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class InShared:
-    """A product by `linear.hopper_gemv`, with so many rows a program."""
+    """A product by `linear.hopper_gemv`, with so many rows and warps a program."""
 
     rows: int
+    warps: int
 
 
 Way = Tiles | InShared | None  # None: as serving computes it
@@ -83,11 +85,12 @@ def ways(product: Product) -> Iterator[Way]:
         warps, registers = 2 * chunk // (64 * held), weights * rows * held
         if 1 <= warps <= MOST_WARPS and 8 <= registers <= 128 and chunk < 2 * product.columns:
             yield Tiles(rows, chunk, held)
-    for rows in ROWS_IN_SHARED:
+    for rows, warps in ROWS_AND_WARPS_IN_SHARED:
         if hopper_gemv.division(product.outputs, product.columns, plain=False) is None:
             return
-        if product.outputs % rows == 0:
-            yield InShared(rows)
+        shared = weights * rows * product.columns * torch.bfloat16.itemsize
+        if product.outputs % rows == 0 and shared <= MOST_SHARED:
+            yield InShared(rows, warps)
 
 
 @contextmanager
@@ -125,7 +128,9 @@ def computed(product: Product, way: Way) -> Iterator[None]:
     def division_of(outputs: int, columns: int, *, plain: bool) -> hopper_gemv.Division | None:
         found = division(outputs, columns, plain=plain)
         same = (outputs, columns) == (product.outputs, product.columns)
-        return replace(found, rows=way.rows) if found and same and isinstance(way, InShared) else found
+        if found and same and isinstance(way, InShared):
+            return replace(found, rows=way.rows, warps=way.warps)
+        return found
 
     with planned_anew(), ExitStack() as patches:
         for module, name, function in (
@@ -199,7 +204,7 @@ def main() -> int:
             write_model_folder(Path(folder), {**CONFIGS[name], "num_hidden_layers": layers})
             config = read_native(Path(folder))
             model, _ = load_model(
-                Path(folder), config, backend, device="cuda", dtype=torch.bfloat16, max_model_len=2048,
+                Path(folder), config, backend, device="cuda", dtype=torch.bfloat16, max_model_len=LONGEST,
                 load_format="dummy",
             )  # fmt: skip
             found = time_products(name, model, config, backend, FORMATS[arguments.kv_cache_dtype])

@@ -153,9 +153,10 @@ def _kernel(
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A program's outputs, the columns of a line, and the lines of each that come at a time."""
+    """A program's outputs and warps, the columns of a line, and the lines of each that come at a time."""
 
     rows: int
+    warps: int
     line: int
     copied: int
 
@@ -172,7 +173,7 @@ def division(outputs: int, columns: int, *, plain: bool) -> Division | None:
     if line is None or columns > MOST_COLUMNS or outputs % rows:
         return None
     lines = columns // line
-    return Division(rows, line, copied=max(READ.value // line, lines & -lines))
+    return Division(rows, WARPS, line, copied=max(READ.value // line, lines & -lines))
 
 
 def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix, *, gated: bool) -> bool:
@@ -230,6 +231,6 @@ def linear_of_one_held(
         ),
         bias, norm, eps,
         OUTPUTS=outputs, COLUMNS=columns, ROWS=found.rows, LINE=found.line, COPIED=found.copied,
-        GATED=gated, ADDED=added, KIND=activation or ("silu" if gated else None), num_warps=WARPS,
+        GATED=gated, ADDED=added, KIND=activation or ("silu" if gated else None), num_warps=found.warps,
         **dependent_launch(x.device),
     )  # fmt: skip

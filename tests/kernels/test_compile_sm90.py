@@ -652,7 +652,7 @@ def hopper_gemv_variants() -> dict[str, Case]:
         types |= dict.fromkeys(("out", "x", "bias", "norm"), "*bf16")
         found[f"hopper_gemv_{name}"] = Case(
             GluonASTSource, hopper_gemv._kernel, constants, types, ("out", "x", "norm"),
-            {"num_warps": hopper_gemv.WARPS},
+            {"num_warps": division.warps},
         )  # fmt: skip
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.kernels.linear.hopper_gemv import MOST_COLUMNS, READ, WARPS, division
+from quire.kernels.linear.hopper_gemv import MOST_COLUMNS, READ, division
 
 COLUMNS = range(128, MOST_COLUMNS + 1, 128)
 
@@ -15,7 +15,7 @@ def test_programs_divide_all_of_a_weight_evenly(plain: bool) -> None:
     for columns in COLUMNS:
         found = division(64, columns, plain=plain)
         assert found is not None
-        assert found.rows % WARPS == 0
+        assert found.rows % found.warps == 0
         assert columns % found.line == 0
         assert found.line * found.copied % READ.value == 0
         assert found.line * found.copied * found.rows * 2 <= 64 * 1024

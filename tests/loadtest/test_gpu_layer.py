@@ -39,6 +39,7 @@ def test_each_row_writes_its_newest_token_where_nobody_else_does(
         hidden = model.forward(batch, cache.layers)
     assert hidden.shape == (len(contexts), config.hidden_size) and hidden.isfinite().all()
     assert sorted(named) == list(range(blocks))
+    assert batch.decode.block_tables.shape[1] * BLOCK_SIZE == LONGEST  # as a server's tables, so as it plans
     for layer in cache.layers:
         written = layer.kv.abs().sum((1, 2, 4)).flatten().nonzero().flatten()
         assert sorted(batch.slots.tolist()) == written.tolist()

@@ -40,7 +40,7 @@ def test_servings_way_is_the_first_of_many(product: Product) -> None:
     assert len(found) == len(set(found)) > 8
     assert found[0] is None
     assert tiles_of_one(product.outputs, product.columns, gated=product.gated) in found
-    assert InShared(2) in found
+    assert InShared(2, 2) in found
     for way in found:
         if isinstance(way, Tiles):
             assert way.chunk * 2 // (64 * way.held) in (1, 2, 4, 8, 16)
@@ -49,6 +49,8 @@ def test_servings_way_is_the_first_of_many(product: Product) -> None:
 
 def test_what_does_not_fit_shared_memory_is_not_tried_there() -> None:
     assert not [way for way in ways(Product(2048, 8960, False)) if isinstance(way, InShared)]
+    held = {way.rows for way in ways(Product(8192, 8192, True)) if isinstance(way, InShared)}
+    assert held == {2, 4}
 
 
 def test_models_are_native() -> None:
@@ -65,7 +67,7 @@ def test_products_are_noted_once_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("product", [INTO, OUT, GATE, DOWN], ids=str)
-@pytest.mark.parametrize("way", [Tiles(2, 64, 8), InShared(8), None], ids=str)
+@pytest.mark.parametrize("way", [Tiles(2, 64, 8), InShared(8, 4), None], ids=str)
 def test_one_product_is_computed_otherwise_and_no_other(product: Product, way: Way) -> None:
     served = planned()
     with computed(product, way):
@@ -78,6 +80,7 @@ def test_one_product_is_computed_otherwise_and_no_other(product: Product, way: W
             assert tiles == (way if each == product and isinstance(way, Tiles) else own)
             division = hopper_gemv.division(each.outputs, each.columns, plain=False)
             assert division is not None
-            assert division.rows == (8 if each == product and isinstance(way, InShared) else 2)
+            asked = (8, 4) if each == product and isinstance(way, InShared) else (2, hopper_gemv.WARPS)
+            assert (division.rows, division.warps) == asked
     assert planned() == served
     assert gemv.tiles_of_one is tiles_of_one
