@@ -70,6 +70,11 @@ class Capacity:
             raise FieldError("model", f"this model {what} (--runner)")
         if prompt == 0:
             raise FieldError("prompt", "the prompt is empty; it needs at least one token")
+        unpooled = request.pooling.unpooled if request.pooling is not None else 0
+        if not 0 <= unpooled < prompt:
+            raise FieldError(
+                "prompt", f"the prompt has {prompt} tokens, of which {unpooled} are no part of its vector"
+            )
         tokens = self._tokens("prompt", request.prompt)
         self._tokens("stop_token_ids", params.stop_token_ids)
         self._tokens("logit_bias", params.logit_bias)

@@ -143,7 +143,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     group_windows: tuple[int, ...] = ()  # tokens that each cache group keeps whose layers have windows
     keeps_all: bool = True  # whether there is another one before these, which keeps all tokens
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
-    hidden_size: int = 0  # of a hidden state, which a model that embeds gives
+    vector_size: int = 0  # numbers of a vector that a model gives which embeds
     pooling: Pooling | None = None  # None: the model generates text
 
     @property

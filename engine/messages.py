@@ -159,11 +159,12 @@ _VALUES = attrgetter(*(rule.name for rule in _RULES))
 
 
 class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
-    """What becomes of the vector that a prompt gives, in this order."""
+    """Which tokens a prompt's vector is not of, and what becomes of it, in this order."""
 
     dimensions: int | None = None  # so many of its first numbers; None: all
     normalize: bool = False  # to length 1
     activation: Literal["none", "sigmoid", "softmax"] = "none"
+    unpooled: int = 0  # tokens at the prompt's beginning that are computed, but no part of its vector
 
 
 _GREEDY = SamplingParams(temperature=0.0)

@@ -33,6 +33,8 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.loader import load_model
+from quire.engine.models.pooling import Pooling
+from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
@@ -118,6 +120,8 @@ def build_rank(
             ranks=ranks,
             on_progress=report.phase("weights", "B"),
         )
+    projections = [] if whole.pooling is None else _projections(config, folder, whole.pooling, device)
+    num_bytes += sum(each.num_bytes for each in projections)
     dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
     held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
     blocks_of_row = len(model_config.cache_groups) * -(-max_model_len // config.block_size)
@@ -127,7 +131,8 @@ def build_rank(
         partial(memory_of, device),
         host_bytes=staging_words(limits, blocks_of_row) * np.dtype(np.int32).itemsize,
     ):
-        runner = ModelRunner(model, backend, KVCache(model_config, 1, *held), limits, device)
+        cache = KVCache(model_config, 1, *held)
+        runner = ModelRunner(model, backend, cache, limits, device, projections)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
@@ -170,6 +175,15 @@ def build_rank(
         memory_bytes=(taken,) if ranks is None else ranks.gather(taken),
         all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, model_config, dtype),
     )
+
+
+def _projections(
+    config: EngineConfig, folder: Path, pooling: Pooling, device: torch.device
+) -> list[ProjectionWeights]:
+    """Return what vectors go through, which every rank has."""
+    if config.load_format == "dummy":
+        return draw_projections(pooling.projections, device, config.seed or 0)
+    return load_projections(folder, pooling.projections, device)
 
 
 def _warm_up_general(runner: ModelRunner) -> bool:

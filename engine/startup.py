@@ -125,6 +125,7 @@ def _engine(
     # transformers' code has its own rotary positions, which the configuration knows nothing of.
     learns = model_config.implementation == "native" and model_config.rope is None
     learned_positions = model_config.max_position_embeddings if learns else 0
+    pooling = model_config.pooling
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
@@ -160,8 +161,8 @@ def _engine(
         tensor_parallel_size=config.tensor_parallel_size,
         rank_memory_bytes=rank.memory_bytes,
         all_reduce_seconds=rank.all_reduce_seconds,
-        hidden_size=model_config.hidden_size,
-        pooling=model_config.pooling,
+        vector_size=pooling.vector_size(model_config.hidden_size) if pooling else 0,
+        pooling=pooling,
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
     # Of a prompt's beginning that is found in the cache there are no hidden states to gather.

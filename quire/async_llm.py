@@ -137,8 +137,9 @@ class AsyncLLM(Configured):
         """Raises RequestFailed if the engine cannot compute one; none is left in the engine then."""
         streams: list[RequestStream] = []
         try:
-            for prompt in task.prompts:  # one of which may be refused when others have been queued
-                streams += [self._engine.add(prompt, POOLED, pooling=task.params)]
+            for prompt, params in zip(task.prompts, task.params, strict=True):
+                # One may be refused when others have been queued.
+                streams += [self._engine.add(prompt, POOLED, pooling=params)]
             outputs = [output for stream in streams for output in await stream.get()]
         finally:
             for stream in streams:

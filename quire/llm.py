@@ -193,7 +193,10 @@ class LLM(Configured):
         return outputs
 
     def _pool(self, task: PoolingTask[R], use_tqdm: bool | Callable[..., Any]) -> list[R]:
-        requests = [Request(next(self._ids), prompt, POOLED, pooling=task.params) for prompt in task.prompts]
+        requests = [
+            Request(next(self._ids), prompt, POOLED, pooling=params)
+            for prompt, params in zip(task.prompts, task.params, strict=True)
+        ]
         with prompt_bar(len(requests), use_tqdm) as tell:
             return task.results(self.engine.pool(requests, tell))
 

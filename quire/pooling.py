@@ -79,7 +79,7 @@ def embedding_params(info: EngineInfo, dimensions: int | None, normalize: bool |
         use = "classify" if pooling.labels > 1 else "score"
         raise ValueError(f"this model has a head that scores texts, and gives no embeddings: use {use}")
     return PoolingParams(
-        pooling.checked_dimensions(dimensions, info.hidden_size),
+        pooling.checked_dimensions(dimensions, info.vector_size),
         normalize=pooling.normalize if normalize is None else normalize,
     )
 

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from quire.arguments import Prompt, prompt_list, prompt_tokens
 from quire.engine.config import EngineInfo
 from quire.engine.messages import Output, PoolingParams
+from quire.engine.models.pooled_texts import PooledTexts
 from quire.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -25,6 +28,7 @@ from quire.pooling import (
     scoring_params,
     text_pairs,
 )
+from quire.service.text.pooled_prompt import PooledPrompt, unpooled_tokens
 from quire.service.text.tokenizer import Tokenizer
 
 Outputs = TypeVar("Outputs")
@@ -34,7 +38,7 @@ R = TypeVar("R")
 @dataclass(frozen=True)
 class PoolingTask(Generic[R]):
     prompts: list[list[int]]
-    params: PoolingParams  # of each
+    params: list[PoolingParams]  # of each
     results: Callable[[Sequence[Output]], list[R]]  # of the output of each prompt
 
 
@@ -47,8 +51,8 @@ def embedding_task(
 ) -> PoolingTask[EmbeddingRequestOutput]:
     """Raises ValueError for what the model cannot do."""
     params = embedding_params(info, dimensions, normalize)
-    tokens = _tokens(tokenizer, prompts, pooling_of(info).texts.prompt)
-    return _each(tokens, params, EmbeddingRequestOutput, EmbeddingOutput)
+    pooled = _tokens(tokenizer, prompts, pooling_of(info).texts)
+    return _each(pooled, params, EmbeddingRequestOutput, EmbeddingOutput)
 
 
 def classification_task(
@@ -68,10 +72,11 @@ def scoring_task(
     """
     params, pairs = scoring_params(info), text_pairs(text_1, text_2)
     if pooling_of(info).labels:
-        tokens_of_pairs = pair_tokens(tokenizer, pairs)
+        tokens_of_pairs = [PooledPrompt(each) for each in pair_tokens(tokenizer, pairs)]
         return _each(tokens_of_pairs, params, ScoringRequestOutput, lambda vector: ScoringOutput(vector[0]))
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    tokens = dict(zip(texts, _tokens(tokenizer, texts, pooling_of(info).texts.prompt), strict=True))
+    prompts = _tokens(tokenizer, texts, pooling_of(info).texts)
+    tokens = {text: prompt.tokens for text, prompt in zip(texts, prompts, strict=True)}
 
     def results(outputs: Sequence[Output]) -> list[ScoringRequestOutput]:
         by_text = dict(zip(texts, outputs, strict=True))
@@ -85,11 +90,11 @@ def scoring_task(
             for first, second in pairs
         ]
 
-    return PoolingTask(list(tokens.values()), params, results)
+    return PoolingTask(list(tokens.values()), _params(params, prompts), results)
 
 
 def _each(
-    tokens: list[list[int]],
+    prompts: list[PooledPrompt],
     params: PoolingParams,
     kind: Callable[[str, list[int], Outputs, int], R],
     made: Callable[[list[float]], Outputs],
@@ -102,12 +107,24 @@ def _each(
             for prompt, output in zip(tokens, outputs, strict=True)
         ]
 
-    return PoolingTask(tokens, params, results)
+    tokens = [prompt.tokens for prompt in prompts]
+    return PoolingTask(tokens, _params(params, prompts), results)
 
 
-def _tokens(tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt], before: str = "") -> list[list[int]]:
-    """Return the tokens of each; of a text those of `before`, too."""
+def _params(params: PoolingParams, prompts: Sequence[PooledPrompt]) -> list[PoolingParams]:
+    """Return those of each prompt."""
+    return [replace(params, unpooled=prompt.unpooled) for prompt in prompts]
+
+
+def _tokens(
+    tokenizer: Tokenizer, prompts: Prompt | Iterable[Prompt], texts: PooledTexts | None = None
+) -> list[PooledPrompt]:
+    """Return the tokens of each; a text is put behind the prompt of `texts`."""
+    texts = texts or PooledTexts()
+    unpooled = unpooled_tokens(tokenizer, texts, add_special_tokens=True)
     return [
-        prompt_tokens(tokenizer, before + prompt if isinstance(prompt, str) else prompt)
+        PooledPrompt(prompt_tokens(tokenizer, texts.prompt + prompt), unpooled)
+        if isinstance(prompt, str)
+        else PooledPrompt(prompt)
         for prompt in prompt_list(prompts)
     ]

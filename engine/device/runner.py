@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -47,6 +48,7 @@ from quire.engine.device.streams import (
 )
 from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
+from quire.engine.models.projection_weights import ProjectionWeights
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
 from quire.kernels.attention.batch import Span
 from quire.kernels.attention.latent.earlier import LEAST_QUERIES, seconds_of_knowing
@@ -72,8 +74,15 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, backend: Backend, cache: KVCache, limits: Limits, device: torch.device
+        self,
+        model: Model,
+        backend: Backend,
+        cache: KVCache,
+        limits: Limits,
+        device: torch.device,
+        projections: Sequence[ProjectionWeights] = (),
     ) -> None:
+        """projections: that vectors go through, of a model that pools."""
         self.model = model
         self.backend = backend
         self.cache = cache
@@ -89,7 +98,7 @@ class ModelRunner:
         self.pooler: Pooler | None = None
         if config.pooling is not None:
             head = score_head(config.pooling, model.head)
-            self.pooler = Pooler(config.pooling, rows, config.hidden_size, head, device)
+            self.pooler = Pooler(config.pooling, rows, config.hidden_size, head, projections, device)
         self.queue: CudaQueue | ThreadQueue = ThreadQueue()
         if device.type == "cuda":
             self.queue = CudaQueue(device)
@@ -181,6 +190,8 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> DeviceResult:
         self.row_state.start(plan.starts)
         self.processor.start(plan.starts)
+        if self.pooler is not None:
+            self.pooler.start(plan.starts)
         self.batches.note(plan)
         if plan.num_tokens == 0:  # blocks move, and nobody computes
             self._move(MoveInputs(*self.staging.upload(self.batches.moves(plan))))

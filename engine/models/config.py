@@ -181,9 +181,10 @@ class ModelConfig:
                 f"{self.architecture} with embeddings of {self.embedding_size} and hidden states of "
                 f"{self.hidden_size} numbers cannot be pooled: give --runner generate"
             )
-        too_long = [size for size in pooling.dimensions if size > self.hidden_size]
+        vector_size = pooling.vector_size(self.hidden_size)
+        too_long = [size for size in pooling.dimensions if size > vector_size]
         if too_long:
-            raise ValueError(f"matryoshka_dimensions has {too_long[0]}, more than {self.hidden_size}")
+            raise ValueError(f"matryoshka_dimensions has {too_long[0]}, more than {vector_size}")
         if pooling.labels and not pooling.label_tokens:
             pooling = msgspec.structs.replace(pooling, padding=self.pad_token_id)
         if not pooling.label_tokens:  # there is no head for text

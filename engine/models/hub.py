@@ -9,7 +9,7 @@ from typing import Any
 
 # Configs and tokenizer at the top of the repository, and weights: no pickles, no other framework's copies.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
-FILES = ["model*.safetensors", *TOKENIZER_FILES]
+FILES = ["model*.safetensors", "[0-9]_*/model.safetensors", *TOKENIZER_FILES]
 # The only folders of a repository that have what is wanted: templates, and of sentence-transformers one for
 # each module, as 1_Pooling.
 _TEMPLATES = "additional_chat_templates"

@@ -24,17 +24,19 @@ class PooledTexts(msgspec.Struct, frozen=True, kw_only=True):
     """max_tokens: of a text at most; 0: as many as the model has positions.
 
     lower_case: letters become small ones before they are tokens. prompt: what each text is put behind.
+    pools_prompt: its tokens are part of the vector, as those of the text are.
     """
 
     max_tokens: int = 0
     lower_case: bool = False
     prompt: str = ""
+    pools_prompt: bool = True
 
 
 def read_pooled_texts(folder: Path, module: Path | None, *, embeds: bool, pools_prompt: bool) -> PooledTexts:
     """Return what a folder says of texts; module: the one of its Transformer, None without modules.json.
 
-    embeds: texts, and has no head that scores them. pools_prompt: as it does the text behind it.
+    embeds: texts, and has no head that scores them. pools_prompt: as `PooledTexts` has it.
 
     How long a text may be is said by `max_seq_length` of that module's configuration, or by arguments for
     the tokenizer beside it; else by the tokenizer's own `model_max_length`, as new folders have it. Raises
@@ -59,16 +61,23 @@ def read_pooled_texts(folder: Path, module: Path | None, *, embeds: bool, pools_
         lower_case=module_config.flag("do_lower_case", False),
         prompt=""
         if module is None
-        else _default_prompt(folder, takes_prompt=embeds and pools_prompt and not in_template),
+        else _default_prompt(folder, takes_prompt=embeds and not in_template, pools_prompt=pools_prompt),
+        pools_prompt=pools_prompt,
     )
 
 
-def _default_prompt(folder: Path, *, takes_prompt: bool) -> str:
+def _default_prompt(folder: Path, *, takes_prompt: bool, pools_prompt: bool) -> str:
     """Return what sentence-transformers puts before each text; say so where nobody does here."""
     raw = read_json(folder / _PROMPTS) or {}
     prompts, name = raw.get("prompts"), raw.get("default_prompt_name")
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if not prompt or not isinstance(prompt, str):
+        if not pools_prompt and isinstance(prompts, dict) and any(prompts.values()):
+            logger.warning(
+                "%s: include_prompt is false, but only the tokens of a default prompt are left out, and "
+                "default_prompt_name names none: a prompt that a request's text begins with is part of it",
+                folder / _PROMPTS,
+            )
         return ""
     if not takes_prompt:
         logger.warning(

@@ -14,9 +14,11 @@ import msgspec
 from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooled_texts import PooledTexts, read_pooled_texts
+from quire.engine.models.projection import Projection, read_projection
+from quire.engine.models.sentence_modules import SentenceModules, read_modules
 
 Runner = Literal["auto", "generate", "pooling"]
-PooledTokens = Literal["last", "mean", "first"]
+PoolingMode = Literal["first", "max", "mean", "mean_sqrt", "weighted", "last"]
 Activation = Literal["none", "sigmoid"]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
@@ -30,21 +32,35 @@ _CAUSAL_ONLY = (
     ", whose tokens see those after them; models here see only what is before: take a decoder that was "
     "trained to embed or to rank, such as Qwen3-Embedding"
 )
-_TOKENS: dict[str, PooledTokens] = {
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
+_MODES: dict[str, PoolingMode] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt",
+    "weightedmean": "weighted",
+    "lasttoken": "last",
 }
-_MODES: dict[str, PooledTokens] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
-_MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
+# As older folders name them, in the order in which vectors of several stand one after the other.
+_FLAGS: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
+    "pooling_mode_weightedmean_tokens": "weighted",
+    "pooling_mode_lasttoken": "last",
+}
 _PROBLEM_TYPES: dict[Any, ProblemType] = {name: name for name in get_args(ProblemType)}
 _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """Which hidden states the vector comes from, and what it goes through afterwards."""
+    """Which hidden states the vector comes from, and what it goes through afterwards.
 
-    tokens: PooledTokens = "last"
+    modes: what is taken of a prompt's hidden states; of several the vectors stand one after the other.
+    """
+
+    modes: tuple[PoolingMode, ...] = ("last",)
+    projections: tuple[Projection, ...] = ()  # that the vector goes through, one after the other
     normalize: bool = False  # to length 1, unless a request says otherwise
     labels: int = 0  # of a classification head; 0: the hidden state is the vector
     names: tuple[str, ...] = ()  # of the labels
@@ -85,7 +101,22 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_all(self) -> bool:
         """Return whether the hidden states of more tokens than the newest are wanted, which no cache has."""
-        return self.tokens != "last"
+        return self.modes != ("last",)
+
+    def vector_size(self, hidden_size: int) -> int:
+        """Return how many numbers a vector has that is not of a head.
+
+        Raises ValueError that names a projection which takes another number than there is.
+        """
+        size = len(self.modes) * hidden_size
+        for projection in self.projections:
+            if projection.in_features != size:
+                raise ValueError(
+                    f"{projection.path}/config.json: in_features is {projection.in_features}, but the vector "
+                    f"before it has {size} numbers"
+                )
+            size = projection.out_features
+        return size
 
 
 def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
@@ -97,7 +128,7 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
     where = str(folder / "config.json")
     raw = read_json(folder / "config.json") or {}
     name = architecture_of(raw)
-    modules = _modules(folder)
+    modules = read_modules(folder)
     headless = causal_name(name) != name
     if runner == "generate":
         if headless:
@@ -110,28 +141,31 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
     for field, value in _NOT_CAUSAL.items():
         if raw.get(field) is value:
             raise ValueError(f"{where}: {field} is {str(value).lower()}, so it is an encoder{_CAUSAL_ONLY}")
-    kinds = _kinds(folder, modules or [])
-    module = folder / str(kinds["Transformer"].get("path", "")) if "Transformer" in kinds else None
-    pools = _read_module(folder, kinds["Pooling"]) if "Pooling" in kinds else None
-    embeds = not name.endswith(CLASSIFIER) and "LogitScore" not in kinds
+    parts = SentenceModules(folder, ()) if modules is None else modules
+    parts.check()
+    pools, answers = parts.config("Pooling"), parts.config("LogitScore")
+    embeds = not name.endswith(CLASSIFIER) and answers is None
+    projections = tuple(read_projection(folder, path) for path in parts.paths("Dense"))
+    if projections and not embeds:
+        raise ValueError(f"{parts.file}: Dense is not supported of a model with a head that scores")
     pools_prompt = pools is None or pools.flag("include_prompt", True)
-    texts = read_pooled_texts(folder, module, embeds=embeds, pools_prompt=pools_prompt)
+    module = next(iter(parts.paths("Transformer")), None)
+    module_folder = None if module is None else folder / module
+    texts = read_pooled_texts(folder, module_folder, embeds=embeds, pools_prompt=pools_prompt)
     fields = Fields(raw, where)
     if name.endswith(CLASSIFIER):
         return _classifier(folder, fields, texts)
-    if "LogitScore" in kinds:
-        answers = _read_module(folder, kinds["LogitScore"])
+    if answers is not None:
         tokens = (*answers.token_ids("true_token_id"), *answers.token_ids("false_token_id"))
         if not answers.has("true_token_id") or len(tokens) > 2:
             raise answers.error("true_token_id", answers.raw.get("true_token_id"), "a token id")
         activation = _activation(folder, raw, 1)
         return Pooling(labels=1, label_tokens=tokens, activation=activation, texts=texts)
     matryoshka, dimensions = _matryoshka(fields)
-    if modules is None:
-        return Pooling(normalize=True, matryoshka=matryoshka, dimensions=dimensions, texts=texts)
     return Pooling(
-        tokens="last" if pools is None else _pooled_tokens(pools),
-        normalize="Normalize" in kinds,
+        modes=("last",) if pools is None else _pooling_modes(pools),
+        projections=projections,
+        normalize=modules is None or "Normalize" in parts.kinds,
         matryoshka=matryoshka,
         dimensions=dimensions,
         texts=texts,
@@ -175,51 +209,19 @@ def _names(labels: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(labels[key]) for key in numbered)
 
 
-def _modules(folder: Path) -> list[dict[str, Any]] | None:
-    """Return the parts that sentence-transformers makes a model of; None: it is none of theirs."""
-    file = folder / "modules.json"
-    if not file.is_file():
-        return None
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=list[dict[str, Any]])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{file} must hold a list of modules: {error}") from None
-
-
-def _kinds(folder: Path, modules: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return modules by what each does. Raises ValueError for one that does nothing known."""
-    kinds = {str(module.get("type", "")).rpartition(".")[2]: module for module in modules}
-    for kind, module in kinds.items():
-        if kind not in _MODULES:
-            raise ValueError(
-                f"{folder / 'modules.json'}: the module {module.get('type')!r} is not supported; it must be "
-                f"one of {', '.join(_MODULES)}"
-            )
-    if "Normalize" in kinds:
-        file = folder / str(kinds["Normalize"].get("path", "")) / "config.json"
-        fields = Fields(read_json(file) or {}, str(file))  # old folders have none
-        for name in ("module_input_name", "module_output_name"):
-            fields.refuse_unless(name, None, "sentence_embedding")
-    return kinds
-
-
-def _read_module(folder: Path, module: dict[str, Any]) -> Fields:
-    file = folder / str(module.get("path", "")) / "config.json"
-    raw = read_json(file)
-    if raw is None:
-        raise ValueError(f"{file} is missing, which modules.json names")
-    return Fields(raw, str(file))
-
-
-def _pooled_tokens(fields: Fields) -> PooledTokens:
-    if fields.has("pooling_mode"):
-        return fields.choice("pooling_mode", "last", _MODES)
-    modes = [name for name, value in fields.raw.items() if name.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _TOKENS:
-        raise ValueError(
-            f"{fields.where} pools by {modes or 'nothing'}; it must be one of {', '.join(_TOKENS)}"
-        )
-    return _TOKENS[modes[0]]
+def _pooling_modes(fields: Fields) -> tuple[PoolingMode, ...]:
+    """Return what vectors are made of; the mean of all tokens where nothing is said. Raises ValueError."""
+    if not fields.has("pooling_mode"):
+        flags = [name for name in fields.raw if name.startswith("pooling_mode_")]
+        unknown = [name for name in flags if name not in _FLAGS and fields.flag(name, False)]
+        if unknown:
+            raise ValueError(f"{fields.where} pools by {unknown[0]}; it must be one of {', '.join(_FLAGS)}")
+        return tuple(mode for name, mode in _FLAGS.items() if fields.flag(name, False)) or ("mean",)
+    given = fields.raw["pooling_mode"]
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) and name in _MODES for name in names):
+        raise fields.error("pooling_mode", given, f"one of {', '.join(_MODES)}, or a list of them")
+    return tuple(_MODES[name] for name in names)
 
 
 def _matryoshka(fields: Fields) -> tuple[bool, tuple[int, ...]]:

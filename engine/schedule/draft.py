@@ -102,7 +102,7 @@ class StepDraft(msgspec.Struct):
     def start(self, sequence: Sequence) -> None:
         """Have the device lay down the sampling state of `sequence` in its row."""
         group = sequence.group
-        params = group.request.params
+        params, pooling = group.request.params, group.request.pooling
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         self.starts.append(
             RowStart(
@@ -114,6 +114,7 @@ class StepDraft(msgspec.Struct):
                 prompt=group.request.prompt if penalised else [],
                 output=sequence.tokens[group.num_prompt :].tolist() if penalised else [],
                 num_candidates=group.beams.num_candidates if group.beams is not None else 0,
+                unpooled=pooling.unpooled if pooling is not None else 0,
             )
         )
 

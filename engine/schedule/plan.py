@@ -32,6 +32,7 @@ class RowStart:
     prompt: list[int]  # empty unless a penalty looks at it; read-only
     output: list[int]  # tokens generated before a recompute, ditto
     num_candidates: int  # of a beam: how many of the best tokens it wants at each step
+    unpooled: int = 0  # tokens at the prompt's beginning that its vector is not of
 
 
 @dataclass(frozen=True, slots=True)

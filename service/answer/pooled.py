@@ -6,6 +6,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from quire.engine.errors import EngineDeadError, FieldError
 from quire.engine.messages import POOLED, FinishReason, Output, PoolingParams
 from quire.service.admission import Admission
@@ -13,6 +15,7 @@ from quire.service.engine_client import Engine, RequestStream
 from quire.service.errors import ApiError, engine_dead, not_ready, refused
 from quire.service.explain.times import RequestTimes, Status
 from quire.service.http.access_line import Cost
+from quire.service.text.pooled_prompt import PooledPrompt
 
 
 @dataclass(slots=True)
@@ -32,14 +35,14 @@ class PooledPrompts:
         self,
         admission: Admission,
         engine: Engine,
-        prompts: list[list[int]],
+        prompts: list[PooledPrompt],
         pooling: PoolingParams,
         cache_salt: str,
         times: RequestTimes,
     ) -> None:
         self.times = times
         self.arrival = time.monotonic()
-        self.num_tokens = sum(map(len, prompts))
+        self.num_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._admission = admission
         self._engine = engine
         self._vectors = [b""] * len(prompts)
@@ -61,16 +64,18 @@ class PooledPrompts:
         admission.watchdog.generations.add(self)
 
     def _add(
-        self, engine: Engine, index: int, prompt: list[int], pooling: PoolingParams, cache_salt: str
+        self, engine: Engine, index: int, prompt: PooledPrompt, pooling: PoolingParams, cache_salt: str
     ) -> None:
+        tokens, unpooled = prompt
+        params = replace(pooling, unpooled=unpooled) if unpooled else pooling
         try:
-            stream = engine.add(prompt, POOLED, cache_salt, self.times.tenant, pooling)
+            stream = engine.add(tokens, POOLED, cache_salt, self.times.tenant, params)
         except FieldError as error:
             raise refused(error) from None
         except EngineDeadError as error:
             raise not_ready(f"the engine died: {error}") from None
-        self._unfinished[stream.request_id] = _Prompt(index, len(prompt), stream)
-        self._admission.queue.enter(len(prompt))
+        self._unfinished[stream.request_id] = _Prompt(index, len(tokens), stream)
+        self._admission.queue.enter(len(tokens))
         stream.listen(self._arrive)
 
     async def complete(self) -> list[bytes]:

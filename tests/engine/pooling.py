@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
+from torch import nn
 
 from quire.engine.arrays import Vectors
 from quire.engine.config import EngineConfig
@@ -33,16 +36,34 @@ def save_model(folder: Path, name: str, head: str, **fields: Any) -> Any:
     return model
 
 
-def as_sentence_model(folder: Path, mode: str, *, normalize: bool = True) -> None:
-    """Add the files by which sentence-transformers says how a model pools."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
+def as_sentence_model(
+    folder: Path, mode: str | list[str], *, normalize: bool = True, projections: Sequence[nn.Sequential] = ()
+) -> None:
+    """Add the files by which sentence-transformers says how a model pools.
+
+    mode: as older folders name it, or several as newer ones do. projections: each a Linear and an activation.
+    """
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(projections), *["Normalize"] * normalize]
     modules = [
         {"idx": i, "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({mode: True, "include_prompt": True}))
+    says = {mode: True} if isinstance(mode, str) else {"pooling_mode": mode}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**says, "include_prompt": True}))
+    for i, (linear, activation) in enumerate(projections, start=2):
+        dense = folder / f"{i}_Dense"
+        dense.mkdir(exist_ok=True)
+        kind = type(activation)
+        config = {"in_features": linear.in_features, "out_features": linear.out_features}
+        config |= {
+            "bias": linear.bias is not None,
+            "activation_function": f"{kind.__module__}.{kind.__name__}",
+        }
+        (dense / "config.json").write_text(json.dumps(config))
+        weights = {f"linear.{name}": value for name, value in linear.state_dict().items()}
+        save_file(weights, dense / "model.safetensors")
 
 
 def start(folder: Path, **settings: Any) -> EngineCore:

@@ -66,11 +66,12 @@ def test_a_failed_download_says_what_to_check(monkeypatch: pytest.MonkeyPatch) -
 WANTED = (
     "model.safetensors", "model-00001-of-00002.safetensors", "config.json", "chat_template.jinja",
     "tokenizer.model", "additional_chat_templates/tool_use.jinja", "modules.json", "1_Pooling/config.json",
+    "2_Dense/config.json", "2_Dense/model.safetensors",
 )  # fmt: skip
 UNWANTED = (
     "pytorch_model.bin", "consolidated.safetensors", "model.py", "tf_model.h5", "onnx/config.json",
     "original/tokenizer.model", "adapter/additional_chat_templates/tool_use.jinja", "model/model.safetensors",
-    "4bit/config.json", "2_Dense/model.safetensors",
+    "4bit/config.json", "2_Dense/pytorch_model.bin", "onnx/model.safetensors", "30_Dense/model.safetensors",
 )  # fmt: skip
 
 

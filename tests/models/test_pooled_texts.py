@@ -81,17 +81,33 @@ def test_each_text_is_behind_the_default_prompt(folder: Path, caplog: pytest.Log
     assert not caplog.text
 
 
-def test_a_prompt_that_is_not_pooled_or_is_of_pairs_is_told(
+def test_a_prompt_may_be_no_part_of_the_vector(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, PROMPTS, prompts={"query": "Find: "}, default_prompt_name="query")
+    for pools_prompt in (True, False):
+        write(folder, "1_Pooling/config.json", pooling_mode="mean", include_prompt=pools_prompt)
+        texts = read(folder).texts
+        assert (texts.prompt, texts.pools_prompt) == ("Find: ", pools_prompt)
+    assert not caplog.text
+
+
+def test_prompts_whose_tokens_requests_cannot_leave_out_are_told(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(folder, PROMPTS, prompts={"query": "Find: "}, default_prompt_name="query")
+    """What a text begins with by itself is text, as it is for sentence-transformers."""
     write(folder, "1_Pooling/config.json", pooling_mode="mean", include_prompt=False)
+    write(folder, PROMPTS, prompts={"query": "", "document": ""}, default_prompt_name=None)
+    assert read(folder).texts.prompt == "" and not caplog.text
+    write(folder, PROMPTS, prompts={"query": "Find: ", "document": ""}, default_prompt_name=None)
+    assert read(folder).texts.prompt == ""
+    assert "include_prompt is false, but only the tokens of a default prompt are left out" in caplog.text
+
+
+def test_a_prompt_of_pairs_is_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, PROMPTS, prompts={"query": "Find: "}, default_prompt_name="query")
+    write(folder, "config.json", architectures=["Qwen3ForSequenceClassification"])
     assert read(folder).texts.prompt == ""
     told = "default_prompt_name is 'query', but no text gets a prompt here: requests have to say 'Find: '"
     assert caplog.text.count(told) == 1
-    write(folder, "config.json", architectures=["Qwen3ForSequenceClassification"])
-    assert read(folder).texts.prompt == ""
-    assert caplog.text.count(told) == 2
 
 
 def test_texts_that_are_put_into_a_template_elsewhere_are_told(

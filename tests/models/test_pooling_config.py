@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from quire.engine.errors import FieldError
 from quire.engine.models.pooling import Pooling, causal_name, read_pooling
+from quire.engine.models.projection import Projection
 from tests.engine.pooling import as_sentence_model
 
 BASE = "sentence_transformers.base.modules"
@@ -42,20 +44,77 @@ def test_a_model_generates_unless_its_folder_says_otherwise(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "tokens"),
+    ("flag", "name", "mode"),
     [
-        ("pooling_mode_lasttoken", "last"),
-        ("pooling_mode_mean_tokens", "mean"),
-        ("pooling_mode_cls_token", "first"),
+        ("pooling_mode_lasttoken", "lasttoken", "last"),
+        ("pooling_mode_mean_tokens", "mean", "mean"),
+        ("pooling_mode_cls_token", "cls", "first"),
+        ("pooling_mode_max_tokens", "max", "max"),
+        ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", "mean_sqrt"),
+        ("pooling_mode_weightedmean_tokens", "weightedmean", "weighted"),
     ],
 )
-def test_sentence_transformers_files_say_how(tmp_path: Path, mode: str, tokens: Any) -> None:
+def test_sentence_transformers_files_say_how(tmp_path: Path, flag: str, name: str, mode: Any) -> None:
     folder(tmp_path, "LlamaModel", matryoshka_dimensions=[64, 32])
-    as_sentence_model(tmp_path, mode, normalize=False)
-    expected = Pooling(tokens=tokens, matryoshka=True, dimensions=(64, 32))
+    as_sentence_model(tmp_path, flag, normalize=False)
+    expected = Pooling(modes=(mode,), matryoshka=True, dimensions=(64, 32))
     assert read_pooling(tmp_path) == expected
-    with_modules(tmp_path, "Pooling", pooling_mode=mode.split("_")[2])
+    with_modules(tmp_path, "Pooling", pooling_mode=name)
     assert read_pooling(tmp_path) == expected
+
+
+def test_vectors_of_several_modes_stand_one_after_the_other(tmp_path: Path) -> None:
+    """Of older folders in an order that all have, of newer ones in that of their list."""
+    folder(tmp_path, "LlamaModel")
+    for says, modes in (
+        ({"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": True}, ("max", "last")),
+        ({"pooling_mode": ["lasttoken", "max"]}, ("last", "max")),
+        ({"pooling_mode": ["mean"], "pooling_mode_max_tokens": True}, ("mean",)),
+        ({"pooling_mode_lasttoken": False}, ("mean",)),
+        ({}, ("mean",)),
+    ):
+        with_modules(tmp_path, "Pooling", **says)
+        assert read_pooling(tmp_path) == Pooling(modes=modes)
+    assert Pooling(modes=("last", "max")).vector_size(8) == 16
+
+
+def test_dense_modules_are_read_in_their_order(tmp_path: Path) -> None:
+    folder(tmp_path, "LlamaModel")
+    layers = [
+        nn.Sequential(nn.Linear(8, 6), nn.GELU()),
+        nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh()),
+    ]
+    as_sentence_model(tmp_path, "pooling_mode_mean_tokens", projections=layers)
+    first = Projection(path="2_Dense", in_features=8, out_features=6, activation="gelu")
+    second = Projection(path="3_Dense", in_features=6, out_features=4, bias=False)
+    found = read_pooling(tmp_path)
+    assert found == Pooling(modes=("mean",), projections=(first, second), normalize=True)
+    assert found.vector_size(8) == 4
+    with pytest.raises(ValueError, match=r"2_Dense/config\.json: in_features is 8, but the vector.* has 9"):
+        found.vector_size(9)
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ({"use_residual": True}, "use_residual = true is not supported"),
+        ({"module_input_name": "token_embeddings"}, 'module_input_name = "token_embeddings" is not supp'),
+        (
+            {"activation_function": "mine.Tanh"},
+            r"activation_function is 'mine\.Tanh'; it must be one of torch",
+        ),
+        ({"in_features": 0}, "in_features is 0; it must be a positive integer"),
+    ],
+)
+def test_dense_modules_that_are_not_computed_are_refused(
+    tmp_path: Path, says: dict[str, Any], words: str
+) -> None:
+    folder(tmp_path, "LlamaModel")
+    as_sentence_model(tmp_path, ["mean"], projections=[nn.Sequential(nn.Linear(8, 6), nn.Tanh())])
+    dense = tmp_path / "2_Dense" / "config.json"
+    dense.write_text(json.dumps(json.loads(dense.read_text()) | says))
+    with pytest.raises(ValueError, match=rf"2_Dense/config\.json: {words}"):
+        read_pooling(tmp_path)
 
 
 def test_heads_and_their_activations(tmp_path: Path) -> None:
@@ -107,11 +166,21 @@ def test_a_decoder_may_have_the_name_of_an_encoder(tmp_path: Path) -> None:
 
 
 def test_modules_that_are_not_computed_are_refused(tmp_path: Path) -> None:
-    with_modules(folder(tmp_path, "Qwen3Model"), "Pooling", "Dense", pooling_mode="mean")
-    with pytest.raises(ValueError, match=r"Dense' is not supported; it must be one of Transformer, Pooling"):
+    with_modules(folder(tmp_path, "Qwen3Model"), "Pooling", "LSTM", pooling_mode="mean")
+    with pytest.raises(ValueError, match=r"LSTM' is not supported; it must be one of Transformer, Pooling"):
         read_pooling(tmp_path)
-    with_modules(tmp_path, "Pooling", pooling_mode_max_tokens=True)
-    with pytest.raises(ValueError, match=r"pools by .*pooling_mode_max_tokens"):
+    for kinds in (("Normalize", "Pooling"), ("Pooling", "Normalize", "Dense"), ("Pooling", "Pooling")):
+        with_modules(tmp_path, *kinds, pooling_mode="mean")
+        with pytest.raises(ValueError, match=f"modules in the order {', '.join(kinds)} are not supported"):
+            read_pooling(tmp_path)
+    with_modules(tmp_path, "Dense")
+    with pytest.raises(ValueError, match="Dense without Pooling before it is not supported"):
+        read_pooling(tmp_path)
+    with_modules(tmp_path, "Pooling", pooling_mode_median_tokens=True)
+    with pytest.raises(ValueError, match=r"pools by pooling_mode_median_tokens"):
+        read_pooling(tmp_path)
+    with_modules(tmp_path, "Pooling", pooling_mode=["mean", "median"])
+    with pytest.raises(ValueError, match=r"pooling_mode is \['mean', 'median'\]; it must be one of cls, max"):
         read_pooling(tmp_path)
     with_modules(tmp_path, "Pooling", "Normalize", pooling_mode="mean", module_input_name="token_embeddings")
     with pytest.raises(ValueError, match='module_input_name = "token_embeddings" is not supported'):

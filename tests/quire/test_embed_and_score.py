@@ -31,7 +31,7 @@ def llm() -> Iterator[LLM]:
 def test_embeddings(llm: LLM) -> None:
     outputs = llm.embed([*TEXTS, [300, 301]], use_tqdm=False)
     vectors = np.array([output.outputs.embedding for output in outputs])
-    assert vectors.shape == (4, llm.info.hidden_size) and np.linalg.norm(vectors, axis=1) == pytest.approx(1)
+    assert vectors.shape == (4, llm.info.vector_size) and np.linalg.norm(vectors, axis=1) == pytest.approx(1)
     assert outputs[3].prompt_token_ids == [300, 301]
     (alone,) = llm.embed(TEXTS[1], normalize=False)
     assert alone.outputs.embedding / np.linalg.norm(alone.outputs.embedding) == pytest.approx(
@@ -116,6 +116,36 @@ def test_texts_are_embedded_as_sentence_transformers_reads_them(llm: LLM, tmp_pa
         assert text.tokenizer.encode("Who", add_special_tokens=False) == llm.tokenizer.encode(
             "Who", add_special_tokens=False
         )
+
+
+@pytest.mark.anyio
+async def test_the_tokens_of_a_prompt_may_be_no_part_of_the_vector(llm: LLM, tmp_path: Path) -> None:
+    shutil.copytree(MODEL_FOLDER, tmp_path / "model")
+    pooling = tmp_path / "model" / "1_Pooling" / "config.json"
+    as_sentence_model(tmp_path / "model", "pooling_mode_mean_tokens")
+    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": "query"}
+    (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    whole = llm.tokenizer.encode("Find: Who preempts whom?", add_special_tokens=True)
+    left_out = len(llm.tokenizer.encode("Find: ", add_special_tokens=True))
+
+    with LLM(str(tmp_path / "model"), **SMALL) as made:
+        sums = [
+            len(tokens) * np.array(made.embed([tokens], normalize=False)[0].outputs.embedding)
+            for tokens in (whole, whole[:left_out])
+        ]
+    expected = (sums[0] - sums[1]) / (len(whole) - left_out)
+    pooling.write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    with LLM(str(tmp_path / "model"), **SMALL) as made:
+        text, tokens = made.embed([TEXTS[1], whole], normalize=False)
+        assert text.prompt_token_ids == tokens.prompt_token_ids == whole
+        np.testing.assert_allclose(text.outputs.embedding, expected, atol=1e-3)
+        np.testing.assert_allclose(tokens.outputs.embedding, sums[0] / len(whole), atol=1e-5)
+        with pytest.raises(ValueError, match="no part of its vector"):
+            made.embed("")
+        assert made.score(TEXTS[1], TEXTS[1])[0].outputs.score == pytest.approx(1, abs=1e-5)
+    async with AsyncLLM(str(tmp_path / "model"), **SMALL) as other:
+        (output,) = await other.embed(TEXTS[1], normalize=False)
+        np.testing.assert_allclose(output.outputs.embedding, text.outputs.embedding, atol=1e-5)
 
 
 @pytest.mark.anyio

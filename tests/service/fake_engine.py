@@ -70,7 +70,7 @@ def make_info(tokenizer: Tokenizer, pooling: Pooling | None = None) -> EngineInf
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
         "pooling": pooling,
-        "hidden_size": HIDDEN,
+        "vector_size": HIDDEN,
     }
     rest: dict[str, Any] = {
         field.name: 1 for field in msgspec.structs.fields(EngineInfo) if field.name not in read
@@ -85,7 +85,7 @@ def echo(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
 
 def vector_of(prompt: list[int], pooling: PoolingParams, labels: int) -> Vectors:
     """How many of its tokens leave which rest when divided by 8; of a model with a head, fewer of these."""
-    counts = np.bincount(np.array(prompt) % HIDDEN, minlength=HIDDEN).astype(np.float32)
+    counts = np.bincount(np.array(prompt[pooling.unpooled :]) % HIDDEN, minlength=HIDDEN).astype(np.float32)
     return finished(counts[: labels or HIDDEN], pooling)
 
 

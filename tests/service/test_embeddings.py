@@ -136,6 +136,42 @@ async def test_wrong_fields_are_refused_by_name(
     assert service.engine.streams == []
 
 
+async def test_the_tokens_of_a_prompt_may_be_no_part_of_the_vector(
+    make_service: Callable[..., Service], tokenizer: Tokenizer
+) -> None:
+    texts = PooledTexts(prompt="the cat", pools_prompt=False)
+    service = make_service(pooling=Pooling(normalize=True, texts=texts))
+    whole = tokenizer.encode("the cat sat hello", add_special_tokens=True)
+    left_out = len(tokenizer.encode("the cat", add_special_tokens=True))
+
+    def counted(tokens: list[int]) -> Any:
+        counts = np.bincount(np.array(tokens) % HIDDEN, minlength=HIDDEN)
+        return pytest.approx(counts / np.linalg.norm(counts), rel=1e-6)
+
+    async def vector(path: str = PATH, **fields: Any) -> Any:
+        reply = (await ask(service, path, **fields)).json()
+        assert service.engine.streams[-1].prompt == whole[-len(service.engine.streams[-1].prompt) :]
+        return reply["embeddings"][0] if "embeddings" in reply else reply["data"][0]["embedding"]
+
+    assert await vector(input=" sat hello") == counted(whole[left_out:])
+    assert await vector(input=whole) == counted(whole), "token ids have no prompt"
+    assert await vector("/api/embed", model="tiny", input=" sat hello") == counted(whole[left_out:])
+    cut = len(whole) - left_out + 1  # one token of the prompt is left
+    assert await vector(input=" sat hello", truncate_prompt_tokens=cut) == counted(whole[left_out:])
+    assert await vector(input=" sat hello", truncate_prompt_tokens=cut - 2) == counted(whole[left_out + 1 :])
+    reply = await ask(service, "/v1/score", text_1=" sat hello", text_2=" sat hello")
+    assert reply.json()["data"][0]["score"] == pytest.approx(1)
+    for path, fields in ((PATH, {}), ("/api/embed", {"model": "tiny"})):
+        empty = await ask(service, path, input=[" sat hello", ""], **fields)
+        assert (
+            empty.status,
+            "input[1] must not be empty: it has no tokens behind" in empty.body.decode(),
+        ) == (
+            400,
+            True,
+        )
+
+
 async def test_dimensions_are_those_that_the_model_was_trained_for(
     make_service: Callable[..., Service],
 ) -> None:

@@ -12,11 +12,19 @@ from quire.service.api.ollama.models import served_name
 from quire.service.api.ollama.protocol import EmbeddingsRequest, EmbedRequest
 from quire.service.api.ollama.replies import EmbeddingsReply, EmbedReply
 from quire.service.api.pooling.embeddings import embedding_of, embedding_params, numbers, written
-from quire.service.api.pooling.prompts import behind_prompt, respond, tokens_of
+from quire.service.api.pooling.prompts import (
+    behind_prompt,
+    fitted,
+    labels_of,
+    respond,
+    tokens_of,
+    unpooled_of,
+)
 from quire.service.api.pooling.protocol import PoolingFields
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
+from quire.service.text.pooled_prompt import PooledPrompt
 
 _embeds = json.Decoder(EmbedRequest)
 _embeddings = json.Decoder(EmbeddingsRequest)
@@ -36,7 +44,7 @@ async def ollama_embed(state: ServerState, request: Request) -> Response:
             EmbedReply(model=body.model, embeddings=[], total_duration=0, prompt_eval_count=0)
         )
     prompts = await _prompts(state, texts, "input", truncate=body.truncate is not False)
-    count, began = sum(map(len, prompts)), time.monotonic()
+    count, began = sum(len(prompt.tokens) for prompt in prompts), time.monotonic()
 
     def reply(vectors: list[bytes]) -> EmbedReply:
         return EmbedReply(
@@ -66,7 +74,7 @@ async def ollama_embeddings(state: ServerState, request: Request) -> Response:
     return respond(state, request, prompts, params, times, None, reply)
 
 
-async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate: bool) -> list[list[int]]:
+async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate: bool) -> list[PooledPrompt]:
     """Return the tokens of each; of a text that is too long its beginning, and the end that all have."""
     _, tokenizer, info = state.serving()
     limit = info.max_request_tokens
@@ -78,7 +86,11 @@ async def _prompts(state: ServerState, texts: list[str], param: str, *, truncate
         if len(each) > limit:
             end = each[-1:] if each[-1] in tokenizer.special else []
             tokens[i] = each[: limit - len(end)] + end
-    return await tokens_of(state, tokens, param, PoolingFields())
+    unpooled = unpooled_of(tokenizer, info, add_special_tokens=True)
+    return [
+        fitted(PooledPrompt(each, unpooled), info, label, None)
+        for each, label in zip(tokens, labels_of(param, len(tokens)), strict=True)
+    ]
 
 
 def _ignored(body: EmbedRequest | EmbeddingsRequest) -> list[str]:

@@ -39,7 +39,7 @@ def embedding_params(
     """Return what becomes of vectors. Raises ApiError 400."""
     _, _, info = state.serving()
     try:
-        wanted = pooling.checked_dimensions(dimensions, info.hidden_size)
+        wanted = pooling.checked_dimensions(dimensions, info.vector_size)
     except FieldError as error:
         raise refused(error) from None
     return PoolingParams(wanted, normalize=pooling.normalize if normalize is None else normalize)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quire.engine.config import EngineInfo
 from quire.engine.messages import PoolingParams
+from quire.engine.models.pooled_texts import PooledTexts
 from quire.engine.models.pooling import Pooling
 from quire.service.answer.pooled import PooledPrompts
 from quire.service.answer.stream import GenerationResponse, encoded_reply
@@ -20,6 +21,10 @@ from quire.service.errors import ApiError, bad_value
 from quire.service.explain.times import RequestTimes
 from quire.service.http.connection import Connection
 from quire.service.state import ServerState
+from quire.service.text.pooled_prompt import PooledPrompt, unpooled_tokens
+
+if TYPE_CHECKING:
+    from quire.service.text.tokenizer import Tokenizer
 
 INLINE_BYTES = 64 << 10  # of vectors that are made into a reply in the time of a trip to another thread
 CUT = "with truncate_prompt_tokens: -1 only the last ones are taken"
@@ -57,26 +62,34 @@ async def tokens_of(
     fields: PoolingFields,
     labels: list[Label] | None = None,
     advice: str = CUT,
-) -> list[list[int]]:
+) -> list[PooledPrompt]:
     """Return the tokens of each input: of the items of `param`, unless they have other `labels`.
 
     A text is put behind what the model's folder has each begin with; tokens are taken as they are. Raises
     ApiError; `advice` says what to do about one that is too long.
     """
-    _, _, info = state.serving()
+    _, tokenizer, info = state.serving()
     state.admit(len(inputs), param)
+    unpooled = 0
     texts = [each for each in inputs if isinstance(each, str)]
     if texts:  # then all of them are
         special = fields.add_special_tokens is not False
         tokens = await state.encode_all(behind_prompt(texts, info), param, add_special_tokens=special)
+        unpooled = unpooled_of(tokenizer, info, add_special_tokens=special)
     else:
         tokens = [each for each in inputs if not isinstance(each, str)]
         for each in tokens:
             check_token_ids(each, info.vocab_size, param)
     if labels is None:
-        labels = [Label(f"{param}[{i}]" if len(inputs) > 1 else param) for i in range(len(inputs))]
+        labels = labels_of(param, len(inputs))
     cut = fields.truncate_prompt_tokens
-    return [fitted(each, info, label, cut, advice) for each, label in zip(tokens, labels, strict=True)]
+    prompts = [PooledPrompt(each, unpooled) for each in tokens]
+    return [fitted(each, info, label, cut, advice) for each, label in zip(prompts, labels, strict=True)]
+
+
+def labels_of(param: str, count: int) -> list[Label]:
+    """Return the labels of so many items of a field, which may be one alone."""
+    return [Label(f"{param}[{i}]" if count > 1 else param) for i in range(count)]
 
 
 def behind_prompt(texts: list[str], info: EngineInfo) -> list[str]:
@@ -85,26 +98,35 @@ def behind_prompt(texts: list[str], info: EngineInfo) -> list[str]:
     return [prompt + text for text in texts] if prompt else texts
 
 
+def unpooled_of(tokenizer: Tokenizer, info: EngineInfo, *, add_special_tokens: bool) -> int:
+    """Return how many of its first tokens a text's vector is not of."""
+    texts = PooledTexts() if info.pooling is None else info.pooling.texts
+    return unpooled_tokens(tokenizer, texts, add_special_tokens=add_special_tokens)
+
+
 def fitted(
-    tokens: list[int], info: EngineInfo, label: Label, truncate: int | None, advice: str = CUT
-) -> list[int]:
-    """Return a prompt's tokens, the last ones if it is to be cut. Raises ApiError 400 if they do not fit."""
+    prompt: PooledPrompt, info: EngineInfo, label: Label, truncate: int | None, advice: str = CUT
+) -> PooledPrompt:
+    """Return a prompt, of the last tokens if it is to be cut. Raises ApiError 400 if it does not fit."""
     limit, (param, beside) = info.max_request_tokens, label
+    tokens, unpooled = prompt
     if truncate is not None:
         tokens = tokens[-(limit if truncate == -1 else truncate) :]
-    if not tokens:
-        raise bad_value(param, f"{param} must not be empty: it has no tokens")
+        unpooled = max(unpooled - (len(prompt.tokens) - len(tokens)), 0)
+    if len(tokens) <= unpooled:
+        behind = " behind its prompt, which is no part of the vector" if unpooled else ""
+        raise bad_value(param, f"{param} must not be empty: it has no tokens{behind}")
     if len(tokens) > limit:
         has = f"{param} has" if beside is None else f"{param} and {beside} have together"
         message = f"{has} {len(tokens)} tokens, more than the {limit} that fit; {advice}"
         raise bad_value(param, message, "context_length_exceeded")
-    return tokens
+    return PooledPrompt(tokens, unpooled)
 
 
 def respond(
     state: ServerState,
     request: Request,
-    prompts: list[list[int]],
+    prompts: list[PooledPrompt],
     pooling: PoolingParams,
     times: RequestTimes,
     salt: str | None,

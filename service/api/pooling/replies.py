@@ -8,14 +8,16 @@ from typing import Literal
 
 import msgspec
 
+from quire.service.text.pooled_prompt import PooledPrompt
+
 
 class PoolingUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
     @classmethod
-    def of(cls, prompts: list[list[int]]) -> PoolingUsage:
-        tokens = sum(map(len, prompts))
+    def of(cls, prompts: list[PooledPrompt]) -> PoolingUsage:
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
         return cls(tokens, tokens)
 
 

@@ -31,6 +31,7 @@ from quire.service.api.pooling.replies import (
 from quire.service.errors import bad_value, refused, too_large
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
+from quire.service.text.pooled_prompt import PooledPrompt
 from quire.service.text.rendering import rendered
 from quire.service.text.sizes import utf8_size
 
@@ -135,7 +136,7 @@ async def _answer(
     return respond(state, request, prompts, params, times, body.cache_salt, scored)
 
 
-async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingFields) -> list[list[int]]:
+async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingFields) -> list[PooledPrompt]:
     """Return the tokens of each pair, as a template for that or the tokenizer puts them together.
 
     Raises ApiError.
@@ -164,7 +165,7 @@ async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingField
         with state.queue.tokenising(sum(sizes)):
             tokens = await asyncio.get_running_loop().run_in_executor(state.pool, encode)
     cut = body.truncate_prompt_tokens
-    return [fitted(each, info, label, cut) for each, label in zip(tokens, labels, strict=True)]
+    return [fitted(PooledPrompt(each), info, label, cut) for each, label in zip(tokens, labels, strict=True)]
 
 
 def _pair_label(pair: tuple[str, str], names: tuple[str, str]) -> Label:
