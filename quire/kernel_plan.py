@@ -14,7 +14,7 @@ from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.layers import layer_shapes
-from quire.engine.models.native_config import read_native
+from quire.engine.models.reading import read_model
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
@@ -30,7 +30,8 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     """Print what each operation is computed by, a step after the other; of this machine without a name."""
     device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
     gpu = gpu_of(device) if gpu_name is None else KNOWN[gpu_name]
-    model = read_native(resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES))
+    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
+    model = read_model(folder, "native", config.runner)
     model.refuse_longer(config.max_model_len or 0)
     name = config.dtype
     if name == "auto":
@@ -48,7 +49,7 @@ def plan_lines(
     """Yield a header for each step, and a line for each operation of each kind of layer."""
     shapes = layer_shapes(model, dtype)
     kinds = list(dict.fromkeys(shapes))
-    for title, step in steps(config, config.max_model_len or model.max_position_embeddings):
+    for title, step in steps(config, config.max_model_len or model.longest):
         yield f"\n{title}"
         for layer in kinds:
             if len(kinds) > 1:

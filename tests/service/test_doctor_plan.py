@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from quire.cli import main
 from quire.commands.doctor import GPU_NAMES
 from quire.kernels.gpu import KNOWN
 from quire.service.demo import MODEL_FOLDER
+from tests.engine.pooling import as_sentence_model
 from tests.usage import usage_error
 
 
@@ -42,6 +46,23 @@ def test_it_names_a_recipe_for_each_operation_of_each_step(
 
 def test_a_gpu_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--gpu goes with --plan" in usage_error(["doctor", MODEL_FOLDER, "--gpu", "H100"], capsys)
+
+
+def test_a_plan_is_of_texts_as_long_as_a_model_that_pools_takes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL_FOLDER, folder)
+    as_sentence_model(folder, "pooling_mode_lasttoken")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
+    arguments = ["doctor", str(folder), "--plan", "--gpu", "H100"]
+    for given in ([], ["--max-model-len", "100"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *given])
+    of_folder, of_flag = capsys.readouterr().out.split(f"{folder} on ")[1:]
+    assert of_folder == of_flag != printed(capsys, "--gpu", "H100").split(" on ", 1)[1]
+    with pytest.raises(SystemExit, match=r"--max-model-len \(101\) is more than the 100 tokens of a text"):
+        main([*arguments, "--max-model-len", "101"])
 
 
 def test_there_is_no_plan_of_more_tokens_than_the_model_has() -> None:
