@@ -36,6 +36,7 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
+from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
 from quire.engine.progress import Reporter
@@ -79,7 +80,7 @@ def build_rank(
     """
     report = report or Reporter(lambda _: None, time.monotonic())
     gpu = gpu_of(device)
-    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
+    folder = described_folder(config, device, report)
     whole = read_model(folder, config.model_impl, config.runner)
     sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
     model_config = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
@@ -175,6 +176,14 @@ def build_rank(
         memory_bytes=(taken,) if ranks is None else ranks.gather(taken),
         all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, model_config, dtype),
     )
+
+
+def described_folder(config: EngineConfig, device: torch.device, report: Reporter) -> Path:
+    """Return a folder that has all that describes the model: of one on the Hub its weights may come later."""
+    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
+    if config.dtype == "auto" and device.type == "cuda" and not names_dtype(folder):  # which its weights tell
+        return resolve_model(config.model, report.phase("download", "B"))
+    return folder
 
 
 def _projections(

@@ -12,6 +12,7 @@ from quire.engine.models.json_fields import read_json
 from quire.engine.models.native_config import has_native, read_native
 from quire.engine.models.pooling import Runner, read_pooling
 from quire.engine.models.tokenizer_json import eos_of_tokenizer
+from quire.engine.models.weights_dtype import names_dtype, weights_dtype
 
 logger = logging.getLogger("quire.engine")
 
@@ -20,7 +21,8 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
 
     runner: whether it is to generate text or to pool; auto: as the folder says. A model whose configuration
-    names no token that ends a text has its tokenizer's.
+    names no token that ends a text has its tokenizer's, and one that names no dtype that of its weights, if
+    they are here.
 
     Raises ValueError that names what cannot run and why.
     """
@@ -33,6 +35,8 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
         config = _native_or_general(folder)
     else:
         config = _general(folder)
+    if config.quantised is None and not names_dtype(folder):
+        config = replace(config, dtype=weights_dtype(folder))
     if not config.eos_token_ids:
         config = replace(config, eos_token_ids=eos_of_tokenizer(folder))
     return config if pooling is None else config.with_pooling(pooling)

@@ -10,8 +10,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 logger = logging.getLogger("quire.engine")
 
@@ -23,9 +23,9 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / _ADAPTER).is_file():
         logger.warning("%s: the adapter that it describes is not applied", folder / _ADAPTER)
-    if (folder / _SINGLE_FILE).is_file():
-        return [folder / _SINGLE_FILE]
-    index = folder / _INDEX
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    index = folder / INDEX
     if not index.is_file():
         found = sorted(
             path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
@@ -37,7 +37,7 @@ def weight_files(folder: Path) -> list[Path]:
                 f"model that it is for: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
             )
         raise ValueError(
-            f"{folder} has neither {_SINGLE_FILE} nor {_INDEX}{hint}. Other formats are never opened; "
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX}{hint}. Other formats are never opened; "
             f"convert with transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
         )
     try:
