@@ -21,8 +21,8 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
 
     runner: whether it is to generate text or to pool; auto: as the folder says. A model whose configuration
-    names no token that ends a text has its tokenizer's, and one that names no dtype that of its weights, if
-    they are here.
+    names no token of its own that ends a text has its tokenizer's, and one that names no dtype that of its
+    weights, if they are here.
 
     Raises ValueError that names what cannot run and why.
     """
@@ -37,9 +37,15 @@ def read_model(folder: str | Path, model_impl: ModelImpl = "auto", runner: Runne
         config = _general(folder)
     if config.quantised is None and not names_dtype(folder):
         config = replace(config, dtype=weights_dtype(folder))
+    config = replace(config, eos_token_ids=_sampled(config, config.eos_token_ids))
     if not config.eos_token_ids:
-        config = replace(config, eos_token_ids=eos_of_tokenizer(folder))
+        config = replace(config, eos_token_ids=_sampled(config, eos_of_tokenizer(folder)))
     return config if pooling is None else config.with_pooling(pooling)
+
+
+def _sampled(config: ModelConfig, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Return those tokens that the model has: -1 stands for none, and tokenizers may have further ones."""
+    return tuple(token for token in tokens if 0 <= token < config.vocab_size)
 
 
 def _native_or_general(folder: Path) -> ModelConfig:

@@ -6,6 +6,7 @@ of it (milliseconds), and the memory that a sequence's place in it takes.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -160,8 +161,14 @@ class Grammars:
 def load_vocabulary(tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
     """Return the texts of all tokens. `tokenizer` is the text of a tokenizer.json. Raises ValueError.
 
-    Ids that the tokenizer does not have, up to the model's vocabulary, are never allowed.
+    Ids that the tokenizer does not have, up to the model's vocabulary, are never allowed. Tokens that were
+    added to it, but not to the model, are left out.
     """
+    described = json.loads(tokenizer)
+    added = described.get("added_tokens") or []
+    known = [token for token in added if token["id"] < vocab_size]
+    if len(known) < len(added):
+        tokenizer = json.dumps(described | {"added_tokens": known})
     return LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids))
 
 

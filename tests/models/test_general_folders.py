@@ -181,6 +181,22 @@ def test_what_ends_a_text_may_stand_in_the_part_for_text_alone(tmp_path: Path) -
     assert read_model(tmp_path).eos_token_ids == (5, 6)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_what_ends_a_text_is_a_token_that_the_model_has(kind: str, tmp_path: Path) -> None:
+    """-1 stands for none, and a tokenizer may have more tokens than a model was given."""
+    save_tiny(kind, tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    path = tmp_path / "config.json"
+    described = json.loads(path.read_text())
+    for told, ends in (([5, 97, -1], (5,)), (-1, ()), (97, ())):
+        path.write_text(json.dumps(described | {"eos_token_id": told}))
+        assert read_model(tmp_path).eos_token_ids == ends
+    backend = tiny_tokenizers.byte_level()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    assert backend.token_to_id("<|end|>") > 97 and read_model(tmp_path).eos_token_ids == ()
+
+
 def test_code_that_is_in_the_folder_is_not_run(tmp_path: Path) -> None:
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -199,7 +215,7 @@ def test_a_type_that_transformers_does_not_know_is_told_in_one_line(tmp_path: Pa
 
 
 def test_a_tokenizer_names_what_ends_a_text_where_the_configuration_does_not(tmp_path: Path) -> None:
-    save_tiny("mpt", tmp_path)
+    save_tiny("mpt", tmp_path, vocab_size=400)
     assert read_model(tmp_path).eos_token_ids == ()
     tokenizer = tiny_tokenizers.byte_level()
     tokenizer.save(str(tmp_path / "tokenizer.json"))

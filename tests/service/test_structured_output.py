@@ -23,7 +23,7 @@ from quire.service.text import grammar_trials
 from quire.service.text import worker_pool as workers
 from quire.service.text.grammar_compiler import trial
 from quire.service.text.grammar_trials import GrammarTrials
-from quire.service.text.structured import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar
+from quire.service.text.structured import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, json_grammar, regex_grammar
 from quire.service.text.tokenizer import Tokenizer
 from tests.engine.toy_grammar import deep_rules
 from tests.server_process import serving
@@ -256,6 +256,21 @@ def test_every_kind_of_vocabulary_spells_what_is_asked(kind: str) -> None:
             assert matcher.consume_token(tokens[-1])
         detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
         jsonschema.validate(json.loads(detokenizer.push(tokens) + detokenizer.finish()), schema)
+
+
+def test_tokens_that_a_tokenizer_has_and_a_model_has_not_are_never_allowed() -> None:
+    """As of a model that was trained further with a token for padding more."""
+    backend = tiny_tokenizers.byte_level()
+    eos, size = backend.token_to_id("<|end|>"), backend.get_vocab_size()
+    backend.add_special_tokens(["<|pad|>"])
+    backend.add_tokens(["added later"])
+    grammars = Grammars(lambda: load_vocabulary(backend.to_str(), size, (eos,)))
+    added, letters = regex_grammar("added later|a"), regex_grammar("[a-z ]+")
+    assert trial(grammars, added) is None
+    mask = grammars.compile(letters).mask
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    assert len(allowed) and allowed.max() < size
+    assert backend.token_to_id("plain added") in allowed
 
 
 def test_a_vocabulary_that_cannot_be_followed_is_no_crash() -> None:
