@@ -99,7 +99,9 @@ def scoring_params(info: EngineInfo) -> PoolingParams:
         raise ValueError(
             f"this model tells {pooling.labels} labels apart; a score needs a head with one: use classify"
         )
-    return PoolingParams(activation=pooling.activation) if pooling.labels else PoolingParams(normalize=True)
+    if not pooling.labels:
+        return embedding_params(info, None, True)
+    return PoolingParams(activation=pooling.activation)
 
 
 def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import msgspec
 from quire.engine.models.json_fields import Fields, read_json
 
 logger = logging.getLogger("quire.engine")
-_PROMPTS = "config_sentence_transformers.json"
+SETTINGS = "config_sentence_transformers.json"
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _FILES = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)  # the first that says anything counts
 # The objects that say how the tokenizer is made, and how it is called; a later one counts more.
@@ -68,7 +68,7 @@ def read_pooled_texts(folder: Path, module: Path | None, *, embeds: bool, pools_
 
 def _default_prompt(folder: Path, *, takes_prompt: bool, pools_prompt: bool) -> str:
     """Return what sentence-transformers puts before each text; say so where nobody does here."""
-    raw = read_json(folder / _PROMPTS) or {}
+    raw = read_json(folder / SETTINGS) or {}
     prompts, name = raw.get("prompts"), raw.get("default_prompt_name")
     prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     if not prompt or not isinstance(prompt, str):
@@ -76,14 +76,14 @@ def _default_prompt(folder: Path, *, takes_prompt: bool, pools_prompt: bool) -> 
             logger.warning(
                 "%s: include_prompt is false, but only the tokens of a default prompt are left out, and "
                 "default_prompt_name names none: a prompt that a request's text begins with is part of it",
-                folder / _PROMPTS,
+                folder / SETTINGS,
             )
         return ""
     if not takes_prompt:
         logger.warning(
             "%s: default_prompt_name is %r, but no text gets a prompt here: requests have to say %r where "
             "sentence-transformers would",
-            folder / _PROMPTS,
+            folder / SETTINGS,
             name,
             prompt,
         )

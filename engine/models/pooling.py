@@ -13,7 +13,7 @@ import msgspec
 
 from quire.engine.errors import FieldError
 from quire.engine.models.json_fields import Fields, read_json
-from quire.engine.models.pooled_texts import PooledTexts, read_pooled_texts
+from quire.engine.models.pooled_texts import SETTINGS, PooledTexts, read_pooled_texts
 from quire.engine.models.projection import Projection, read_projection
 from quire.engine.models.sentence_modules import SentenceModules, read_modules
 
@@ -71,13 +71,19 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     problem_type: ProblemType | None = None  # that a head was trained for, as transformers calls it
     matryoshka: bool = False  # whether the vector's beginning is a vector, too
     dimensions: tuple[int, ...] = ()  # lengths that such a beginning may have; none: any
+    usual_dimensions: int = 0  # of the beginning that a request has which names no length; 0: all of it
     texts: PooledTexts = PooledTexts()
     padding: int | None = None  # the token at a text's end that a classification head does not look at
 
     def checked_dimensions(self, asked: int | None, size: int) -> int | None:
         """Return how many numbers of a vector of `size` are wanted, None: all. Raises FieldError."""
-        if asked is None or asked == size:
+        usual = min(self.usual_dimensions or size, size)
+        if asked is None:
+            asked = usual
+        if asked == size:
             return None
+        if asked == usual:
+            return usual
         if not self.matryoshka:
             raise FieldError(
                 "dimensions",
@@ -162,12 +168,15 @@ def read_pooling(folder: str | Path, runner: Runner = "auto") -> Pooling | None:
         activation = _activation(folder, raw, 1)
         return Pooling(labels=1, label_tokens=tokens, activation=activation, texts=texts)
     matryoshka, dimensions = _matryoshka(fields)
+    file = folder / SETTINGS
+    settings = Fields(read_json(file) or {}, str(file)) if modules is not None else Fields({}, "")
     return Pooling(
         modes=("last",) if pools is None else _pooling_modes(pools),
         projections=projections,
         normalize=modules is None or "Normalize" in parts.kinds,
         matryoshka=matryoshka,
         dimensions=dimensions,
+        usual_dimensions=settings.size("truncate_dim") if settings.has("truncate_dim") else 0,
         texts=texts,
     )
 
@@ -241,7 +250,7 @@ def _activation(folder: Path, raw: dict[str, Any], labels: int) -> Activation:
     """
     own = raw.get("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, dict) else None
-    file = folder / "config_sentence_transformers.json"
+    file = folder / SETTINGS
     name = name or raw.get("sbert_ce_default_activation_function")
     name = name or (read_json(file) or {}).get("activation_fn")
     if name is None:

@@ -196,6 +196,23 @@ def test_architectures_of_the_same_layers() -> None:
     assert causal_name("Qwen3ForCausalLM") == "Qwen3ForCausalLM"
 
 
+def test_a_folder_may_say_how_long_vectors_are(tmp_path: Path) -> None:
+    folder(tmp_path, "Qwen3Model")
+    settings = tmp_path / "config_sentence_transformers.json"
+    settings.write_text('{"truncate_dim": 4}')
+    assert read_pooling(tmp_path) == Pooling(normalize=True), "which nobody reads without modules.json"
+    as_sentence_model(tmp_path, "pooling_mode_lasttoken")
+    found = read_pooling(tmp_path)
+    assert found == Pooling(normalize=True, usual_dimensions=4)
+    assert [found.checked_dimensions(asked, 8) for asked in (None, 4, 8)] == [4, 4, None]
+    assert found.checked_dimensions(None, 3) is None
+    with pytest.raises(FieldError, match="it was not trained for that"):
+        found.checked_dimensions(5, 8)
+    settings.write_text('{"truncate_dim": 0}')
+    with pytest.raises(ValueError, match=r"transformers\.json: truncate_dim is 0; it must be a positive"):
+        read_pooling(tmp_path)
+
+
 def test_dimensions() -> None:
     assert Pooling().checked_dimensions(8, 8) is None
     assert Pooling(matryoshka=True).checked_dimensions(5, 8) == 5

@@ -123,7 +123,7 @@ async def test_the_tokens_of_a_prompt_may_be_no_part_of_the_vector(llm: LLM, tmp
     shutil.copytree(MODEL_FOLDER, tmp_path / "model")
     pooling = tmp_path / "model" / "1_Pooling" / "config.json"
     as_sentence_model(tmp_path / "model", "pooling_mode_mean_tokens")
-    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": "query"}
+    prompts = {"prompts": {"query": "Find: "}, "default_prompt_name": "query", "truncate_dim": 100}
     (tmp_path / "model" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     whole = llm.tokenizer.encode("Find: Who preempts whom?", add_special_tokens=True)
     left_out = len(llm.tokenizer.encode("Find: ", add_special_tokens=True))
@@ -137,6 +137,7 @@ async def test_the_tokens_of_a_prompt_may_be_no_part_of_the_vector(llm: LLM, tmp
     pooling.write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
     with LLM(str(tmp_path / "model"), **SMALL) as made:
         text, tokens = made.embed([TEXTS[1], whole], normalize=False)
+        assert len(text.outputs.embedding) == 100
         assert text.prompt_token_ids == tokens.prompt_token_ids == whole
         np.testing.assert_allclose(text.outputs.embedding, expected, atol=1e-3)
         np.testing.assert_allclose(tokens.outputs.embedding, sums[0] / len(whole), atol=1e-5)

@@ -172,6 +172,20 @@ async def test_the_tokens_of_a_prompt_may_be_no_part_of_the_vector(
         )
 
 
+async def test_vectors_are_as_long_as_the_folder_says(
+    make_service: Callable[..., Service], tokenizer: Tokenizer
+) -> None:
+    service = make_service(pooling=Pooling(normalize=True, usual_dimensions=3))
+    texts = ["the cat", "hello there"]
+    reply = await ask(service, input=texts)
+    vectors = [np.array(each["embedding"]) for each in reply.json()["data"]]
+    assert [list(each) for each in vectors] == [expected(tokenizer, text, 3) for text in texts]
+    score = await ask(service, "/v1/score", text_1=texts[0], text_2=texts[1])
+    assert score.json()["data"][0]["score"] == pytest.approx(vectors[0] @ vectors[1])
+    whole = await ask(service, input=texts[0], dimensions=HIDDEN)
+    assert whole.json()["data"][0]["embedding"] == expected(tokenizer, texts[0])
+
+
 async def test_dimensions_are_those_that_the_model_was_trained_for(
     make_service: Callable[..., Service],
 ) -> None:

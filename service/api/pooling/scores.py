@@ -15,7 +15,7 @@ from starlette.responses import Response
 from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams
 from quire.engine.models.pooling import Pooling
-from quire.service.api.pooling.embeddings import numbers
+from quire.service.api.pooling.embeddings import embedding_params, numbers
 from quire.service.api.pooling.prompts import Label, fitted, not_supported, pooling_of, respond, tokens_of
 from quire.service.api.pooling.protocol import PoolingFields, RerankRequest, ScoreRequest
 from quire.service.api.pooling.replies import (
@@ -122,7 +122,7 @@ async def _answer(
                 labels.setdefault(text, Label(name))
         texts = list(labels)
         prompts = await tokens_of(state, texts, scoring.param, body, [*labels.values()])
-        params = PoolingParams(normalize=True)
+        params = embedding_params(state, pooling, None, True)
     usage = PoolingUsage.of(prompts)
 
     def scored(vectors: list[bytes]) -> msgspec.Struct:
