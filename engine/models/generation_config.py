@@ -16,7 +16,7 @@ FILE = "generation_config.json"
 _PARTS = ("decoder", "generator", "text_config")
 _WRITTEN_OUT = 50  # a top_k of transformers' own, which old files have beside those that somebody chose
 SUPPRESSED = -100.0  # the bias of a token that is not to be chosen
-# What it may say besides that changes which tokens are chosen, and the values that change nothing.
+# What it may say besides that changes which tokens are chosen or how many, and values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "typical_p": (1, 1.0),
@@ -27,10 +27,12 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1, 1.0),
     "diversity_penalty": (0, 0.0),
     "min_length": (0,),
+    "num_return_sequences": (1,),
     **dict.fromkeys(
         ("bad_words_ids", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
          "guidance_scale", "min_new_tokens", "penalty_alpha", "sequence_bias",
-         "exponential_decay_length_penalty", "watermarking_config", "dola_layers", "top_h"), ()
+         "exponential_decay_length_penalty", "watermarking_config", "dola_layers", "top_h", "stop_strings",
+         "max_time", "token_healing", "force_words_ids", "constraints"), ()
     ),
 }  # fmt: skip
 

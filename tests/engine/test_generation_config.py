@@ -29,6 +29,18 @@ def test_what_the_folder_says_is_taken_and_what_is_not_applied_is_told(
     assert caplog.text.strip().endswith("not applied to requests: no_repeat_ngram_size")
 
 
+def test_what_ends_texts_in_transformers_alone_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    neutral = {"num_return_sequences": 1, "stop_strings": None, "max_time": None, "token_healing": False}
+    read_sampling_defaults("auto", write(tmp_path, **neutral), 100)
+    assert not caplog.text
+    ends = {"num_return_sequences": 2, "stop_strings": ["User:"], "max_time": 3.0, "token_healing": True}
+    read_sampling_defaults("auto", write(tmp_path, **ends), 100)
+    told = caplog.text.strip().rpartition("not applied to requests: ")[2]
+    assert sorted(told.split(", ")) == sorted(ends)
+
+
 def test_auto_takes_a_folder_without_one_vllm_takes_none_and_another_folder_is_named(tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
     assert read_sampling_defaults("auto", tmp_path, 100) == SamplingDefaults()
