@@ -10,9 +10,9 @@ import msgspec
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.cache_groups import CacheGroup, cache_groups
-from quire.engine.models.float8 import Quantised
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.pooling import Pooling
+from quire.engine.models.quantisation import Quantised
 from quire.engine.models.rope_config import RopeConfig
 from quire.kernels.formats.cache_spec import CacheSpec
 

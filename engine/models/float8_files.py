@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.weight_files import listed
 
@@ -16,30 +17,11 @@ FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
 _SCALE_TYPES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _PIECE = 1 << 20  # numbers that are expanded at once
 
 
-class ExpandedFile:
-    """A file as safetensors opens it, but for scales: weights of 8-bit floats are what they stand for."""
-
-    def __init__(self, file: Any, expanded: dict[str, ExpandedTensor], hidden: set[str]) -> None:
-        self._file, self._expanded, self._hidden = file, expanded, hidden
-
-    def offset_keys(self) -> list[str]:
-        """Return the names of its tensors, in the order of their bytes."""
-        return [name for name in self._file.offset_keys() if name not in self._hidden]
-
-    def get_slice(self, name: str) -> Any:
-        return self._expanded.get(name) or self._file.get_slice(name)
-
-    def get_tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._expanded[name][...] if name in self._expanded else self._file.get_tensor(name)
-        return tensor
-
-
 @dataclass(frozen=True, slots=True)
-class ExpandedTensor:
+class Float8Tensor:
     """A weight of 8-bit floats, of which any part is read as the numbers that it stands for.
 
     block: what one of its scales is of. dtype, device: of what is read.
@@ -86,7 +68,6 @@ class ExpandedTensor:
         of_columns = torch.arange(column, column + columns, device=self.device) // self.block.columns
         of_rows = torch.arange(row, row + rows, device=self.device) // self.block.rows
         factors = scales[:, of_columns] if scales.shape[1] > 1 else scales
-        most = torch.finfo(self.dtype).max
         step = max(_PIECE // max(columns, 1), 1)
         for begin in range(0, rows, step):
             piece = slice(begin, begin + step)
@@ -94,20 +75,10 @@ class ExpandedTensor:
             numbers *= factors[of_rows[piece]] if len(factors) > 1 else factors
             if not numbers.numel():
                 continue
-            low, high = torch.stack(numbers.aminmax()).tolist()
-            if not -most <= low <= high <= most:  # nor if one is NaN
-                raise ValueError(f"{self.name} stands for numbers that are not finite in {self.dtype}")
-            expanded[piece] = numbers
+            round_once(expanded[piece], numbers, self.name)
 
 
-def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
-    """Return the range of each dimension that an index of slices is of."""
-    given = () if index is ... else index if isinstance(index, tuple) else (index,)
-    ranges = [each.indices(size)[:2] for each, size in zip(given, shape, strict=False)]
-    return ranges + [(0, size) for size in shape[len(ranges) :]]
-
-
-def expand_files(
+def expand_float8(
     files: list[Any], float8: Float8, dtype: torch.dtype, device: torch.device
 ) -> list[ExpandedFile]:
     """Return the files as if they had the numbers that weights stand for, in a dtype on a device.
@@ -116,7 +87,7 @@ def expand_files(
     shape than config.json says, and of other 8-bit floats, by name.
     """
     held = {name: file for file in files for name in file.offset_keys()}
-    expanded: dict[str, ExpandedTensor] = {}
+    expanded: dict[str, Float8Tensor] = {}
     hidden: set[str] = set()
     problems: list[str] = []
     for name, file in held.items():
@@ -141,7 +112,7 @@ def expand_files(
             kinds = ", ".join(_SCALE_TYPES)
             problems.append(f"{found[0]} holds {scales.get_dtype()}; scales may be {kinds}")
         else:
-            expanded[name] = ExpandedTensor(name, floats, scales, block, dtype, device)
+            expanded[name] = Float8Tensor(name, floats, scales, block, dtype, device)
     for name in held.keys() - hidden:
         kind = held[name].get_slice(name).get_dtype()
         if kind.startswith("F8_") and kind != FLOAT8:

@@ -14,8 +14,7 @@ from torch import Tensor
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.decoder import Decoder
-from quire.engine.models.float8 import Float8, Quantised
-from quire.engine.models.float8_files import expand_files
+from quire.engine.models.expansion import expand_files, tell_expanded
 from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.opt import OPT
 from quire.engine.models.weight_files import listed, open_weights, weight_files
@@ -73,7 +72,7 @@ def load_model(
     """
     report = on_progress or (lambda done, total: None)
     if config.quantised is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
-        _tell_expanded(config.quantised, dtype)
+        tell_expanded(config.quantised, dtype)
     if config.implementation == "transformers":
         from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
@@ -104,30 +103,11 @@ def load_model(
     return model, total
 
 
-def _tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    if isinstance(quantised, Float8):
-        logger.info(
-            "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
-            "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",
-            name,
-            dtype.itemsize,
-        )
-    else:
-        logger.info(
-            "weights that files have in MXFP4 are loaded as the %s numbers that they stand for, in %.1f "
-            "times the bytes",
-            name,
-            dtype.itemsize * 32 / 17,
-        )
-
-
 def _load(
     folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
     files = [open_weights(path) for path in weight_files(folder)]
-    if isinstance(model.config.quantised, Float8):
-        files = expand_files(files, model.config.quantised, weights.dtype, weights.device)
+    files = expand_files(files, model.config.quantised, weights.dtype, weights.device)
     _find_tied(files, model, weights)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
@@ -195,6 +175,8 @@ def _check(folder: Path, files: list[Any], model: Decoder | OPT | GPT2, weights:
             full_name = _full_name(name, model, weights)
             wanted = weights.shape_of(weights.tied.get(name, full_name))
             if wanted is None:
+                if name.endswith(".bias") and not file.get_tensor(name).any():
+                    continue  # as older GPTQ files have some of layers without a bias: it changes nothing
                 problems.append(f"{name} is no weight of {model.config.architecture}")
                 continue
             if full_name in found:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.float8_files import NAMES, ranges_of
+from quire.engine.models.expanded_file import NAMES, ranges_of
 from quire.engine.models.weight_files import listed
 
 IN_A_BLOCK = 32

@@ -9,9 +9,10 @@ from typing import Any
 
 from quire.engine.models.config import MAX_HEAD_DIM, Activation, Dtype, ModelConfig
 from quire.engine.models.dtype_names import FIELDS, usual_name
-from quire.engine.models.float8 import quantisation_of, read_float8
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.pooling import causal_name
+from quire.engine.models.quantisation import read_quantised
+from quire.engine.models.quantisation_config import quantisation_of
 from quire.engine.models.rope_config import RopeConfig
 
 _DTYPES: dict[str, Dtype] = {
@@ -48,7 +49,7 @@ def read_native(folder: str | Path) -> ModelConfig:
             f"{fields.where}: architecture {given!r} is not supported; supported are {', '.join(_READERS)}"
         )
     fields.refuse_unless("is_causal", True, None)  # else it sees what comes later
-    quantised = read_float8(raw, fields.where)
+    quantised = read_quantised(raw, fields.where)
     config = replace(_READERS[name](fields, name), quantised=quantised)
     generation = folder / "generation_config.json"
     eos_token_ids = Fields(read_json(generation) or {}, str(generation)).token_ids("eos_token_id")

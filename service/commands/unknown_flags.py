@@ -6,7 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 _ALWAYS = "this is always so: leave it out"
-_QUANTISED = "products of quantised weights are not there yet: leave it out, FP8 is loaded as bfloat16"
+_QUANTISED = (
+    "products of quantised weights are not there yet: leave it out, FP8, GPTQ and AWQ are loaded as the "
+    "numbers that they stand for"
+)
 _LORA = (
     "adapters are not there yet: merge one into its model (peft's merge_and_unload), and serve that folder"
 )

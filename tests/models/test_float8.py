@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from quire.engine.models import float8_files
-from quire.engine.models.float8 import Block, Float8, read_float8
-from quire.engine.models.float8_files import expand_files
+from quire.engine.models.float8 import Block, Float8
+from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.quantisation import read_quantised
 from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
 from quire.engine.parallel.fit import weight_bytes
@@ -168,9 +169,9 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
     floats, scales, numbers = quantise(torch.randn(3, 300, 280), FORMS[form])
     path = tmp_path / "stack.safetensors"
     save_file({"stack": floats, "stack_scale": scales}, path)
-    float8 = read_float8({"quantization_config": FORMS[form].config}, "")
+    float8 = read_quantised({"quantization_config": FORMS[form].config}, "")
     assert float8 is not None
-    (file,) = expand_files([open_weights(path)], float8, torch.bfloat16, device)
+    (file,) = expand_float8([open_weights(path)], float8, torch.bfloat16, device)
     read = file.get_slice("stack")[part or ...]
     assert read.device.type == device.type
     assert torch.equal(read.cpu(), numbers[part].bfloat16())
@@ -179,7 +180,7 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
 def test_groups_of_layers_may_have_scales_of_different_kinds() -> None:
     rows, blocks, matrices = (FORMS[f"compressed {each}"].config for each in ("rows", "blocks", "matrices"))
     groups = {str(at): each["config_groups"]["group_0"] for at, each in enumerate((rows, blocks, matrices))}
-    float8 = read_float8({"quantization_config": rows | {"config_groups": groups}}, "")
+    float8 = read_quantised({"quantization_config": rows | {"config_groups": groups}}, "")
     assert float8 == Float8(Block(48, 80), row=True, matrix=True)
     assert float8.block_of([100, 90], [3, 2]) == Block(48, 80)
     assert float8.block_of([100, 90], [100, 1]) == Block(1, 90)

@@ -38,7 +38,7 @@ def load(folder: Path, dtype: torch.dtype) -> None:
 CHANNEL = compressed(strategy="channel")
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
 REFUSED: dict[str, dict[str, Any]] = {
-    "the method 'awq'": {"quant_method": "awq"},
+    "the method 'bitsandbytes'": {"quant_method": "bitsandbytes"},
     "the method 'fbgemm_fp8'": {"quant_method": "fbgemm_fp8"},
     "weight_block_size [128]": fp8(weight_block_size=[128]),
     "weight_block_size [128, 0]": fp8(weight_block_size=[128, 0]),
@@ -47,13 +47,16 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no config_groups": compressed() | {"config_groups": {}},
     "group_0: no weights": compressed() | {"config_groups": {"group_0": {"weights": None}}},
     "group_1: no weights": compressed() | {"config_groups": {"group_1": "FP8"}},
-    "the format 'pack-quantized'": grouped(CHANNEL, **INT4) | {"format": "pack-quantized"},
+    "the format 'pack-quantized'": CHANNEL | {"format": "pack-quantized"},
     "the format 'nvfp4-pack-quantized'": CHANNEL | {"format": "nvfp4-pack-quantized"},
     "the format 'mixed-precision'": CHANNEL | {"format": "mixed-precision"},
-    "the format 'int-quantized'": grouped(CHANNEL, type="int") | {"format": "int-quantized"},
+    "the format 'int-quantized'": CHANNEL | {"format": "int-quantized"},
     "the format 'sparse-24-bitmask'": CHANNEL | {"sparsity_config": {"format": "sparse-24-bitmask"}},
     "a transform_config": CHANNEL | {"transform_config": {"config_groups": {"R1": {}}}},
-    "weights of 4 bits and the type 'int'": grouped(CHANNEL, **INT4),
+    "weights of 4 bits and the type 'float'": grouped(CHANNEL, num_bits=4),
+    "the format 'float-quantized'": grouped(CHANNEL, **INT4),
+    "group_1: weights of 4 bits and the type 'int'": CHANNEL
+    | {"config_groups": CHANNEL["config_groups"] | {"group_1": {"weights": INT4}}},
     "weights with zero points": grouped(CHANNEL, symmetric=False),
     "the strategy 'group'": grouped(CHANNEL, strategy="group", group_size=128),
     "group_0: the strategy 'group'": grouped(CHANNEL, strategy=None, group_size=128),
@@ -80,8 +83,8 @@ def test_other_quantised_weights_are_refused_by_name(kind: str, what: str, tmp_p
 @pytest.mark.parametrize("kind", ["llama", "olmo2"])
 def test_a_compression_config_says_as_much(kind: str, tmp_path: Path) -> None:
     save_tiny(kind, tmp_path)
-    configure(tmp_path, grouped(CHANNEL, **INT4), "compression_config")
-    with pytest.raises(ValueError, match="weights of 4 bits and the type 'int'"):
+    configure(tmp_path, grouped(CHANNEL, num_bits=4), "compression_config")
+    with pytest.raises(ValueError, match="weights of 4 bits and the type 'float'"):
         read_model(tmp_path)
     configure(tmp_path, CHANNEL, "compression_config")
     assert read_model(tmp_path).quantised == Float8(row=True)

@@ -161,9 +161,10 @@ FRONT = {"quire.kernels.formats.cache_spec"} | {
         *("inspection.messages", "inspection.replay", "lab.paths", "lab.view", "memory.move_kinds"),
         *("records", "request_stream"),
         *("models.added_tokens", "models.attention_shape", "models.cache_groups", "models.config"),
-        *("models.float8", "models.generation_config", "models.hub"),
-        *("models.json_fields", "models.pooled_texts", "models.pooling", "models.projection"),
-        *("models.rope_config", "models.sentence_modules", "models.tokenizer_json"),
+        *("models.float8", "models.generation_config", "models.hub", "models.json_fields", "models.packed"),
+        *("models.pooled_texts", "models.pooling", "models.projection", "models.quantisation"),
+        *("models.quantisation_config", "models.rope_config", "models.sentence_modules"),
+        "models.tokenizer_json",
         *("registry.bounded_socket", "registry.deployment", "registry.prompt_hasher", "registry.redis"),
         *("sequences.grammar", "threads", "urls"),
     )

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from quire.engine.models.config import MAX_HEAD_DIM, ModelConfig
-from quire.engine.models.float8 import MXFP4, Quantised, method_of, read_float8
 from quire.engine.models.general.attention import Call, Recorder
 from quire.engine.models.general.described import SEE_TYPES, read_described
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
@@ -20,6 +19,8 @@ from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.quantisation import MXFP4, Quantised, read_quantised
+from quire.engine.models.quantisation_config import method_of
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"  # among a configuration's `layer_types`
 _MASKS = {  # by which functions of transformers' a model's code masks what such layers do not see
@@ -40,7 +41,7 @@ def read_general(folder: Path) -> ModelConfig:
     kind = type(whole).model_type
     if any(getattr(each, "is_causal", True) is False for each in (whole, config)):
         raise _refused(where, kind, "is_causal is false, so tokens see those after them")
-    quantised: Quantised | None = MXFP4 if method_of(raw) == MXFP4 else read_float8(raw, where)
+    quantised: Quantised | None = MXFP4 if method_of(raw) == MXFP4 else read_quantised(raw, where)
     dtype = config.dtype or whole.dtype  # before a model is made, which settles on one for each part
     run = _run_dry(whole, kind, where)
     calls, indexed, masked = run.calls, run.indexed, run.masked

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from quire.engine.models.float8 import MXFP4, Float8, Quantised
-from quire.engine.models.float8_files import expand_files
+from quire.engine.models.expansion import expand_files
 from quire.engine.models.mxfp4_files import expand_mxfp4
+from quire.engine.models.quantisation import MXFP4, Quantised
 from quire.engine.models.weight_files import listed
 
 
@@ -24,8 +24,7 @@ def slices_of(files: list[str], quantised: Quantised | None, dtype: torch.dtype)
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(path, framework="pt", device="cpu")) for path in files]
-        if isinstance(quantised, Float8):
-            opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
+        opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
         slices = {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
         yield expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
 

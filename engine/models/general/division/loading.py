@@ -18,9 +18,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from quire.engine.models.float8 import Quantised
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.loading import loading_by, slices_of
+from quire.engine.models.quantisation import Quantised
 from quire.engine.parallel.share import Range, Share
 
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names

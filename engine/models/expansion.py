@@ -1,0 +1,59 @@
+"""Quantised weights are read as the numbers that they stand for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from quire.engine.models.float8 import Float8
+from quire.engine.models.float8_files import expand_float8
+from quire.engine.models.packed import Packed
+from quire.engine.models.packed_files import expand_packed
+from quire.engine.models.quantisation import Quantised
+
+logger = logging.getLogger("quire.engine")
+
+
+def expand_files(
+    files: list[Any], quantised: Quantised | None, dtype: torch.dtype, device: torch.device
+) -> list[Any]:
+    """Return open files as if they had the numbers that weights stand for, in a dtype on a device.
+
+    Those with weights in MXFP4 stay as they are: see `mxfp4_files.expand_mxfp4`. Raises ValueError for
+    weights that do not fit, by name.
+    """
+    if isinstance(quantised, Float8):
+        return list(expand_float8(files, quantised, dtype, device))
+    if isinstance(quantised, Packed):
+        return list(expand_packed(files, quantised, dtype, device))
+    return files
+
+
+def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
+    """Log in how many times their bytes weights are held."""
+    name = str(dtype).removeprefix("torch.")
+    if isinstance(quantised, Float8):
+        logger.info(
+            "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
+            "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",
+            name,
+            dtype.itemsize,
+        )
+    elif isinstance(quantised, Packed):
+        bits = sorted(set(quantised.bits))
+        logger.info(
+            "weights that files have as integers of %s bits are loaded as the %s numbers that they stand "
+            "for, in %s times the bytes; activations are not rounded",
+            " and ".join(map(str, bits)),
+            name,
+            " and ".join(str(8 * dtype.itemsize // each) for each in bits),
+        )
+    else:
+        logger.info(
+            "weights that files have in MXFP4 are loaded as the %s numbers that they stand for, in %.1f "
+            "times the bytes",
+            name,
+            dtype.itemsize * 32 / 17,
+        )

@@ -1,0 +1,84 @@
+"""Which weights of packed integers a config.json tells of. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from quire.engine.models.quantisation_config import refuse_formats, refused, strategy_of
+
+BITS = (2, 4, 8)  # of a number: whole numbers of them fill a word
+Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed"]
+_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")  # of compressed-tensors
+_GPTQ_FORMS: dict[str, Form] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
+_ALL = -1  # a group_size: all inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Weights of integers, which stand for their differences from a zero point, times a scale.
+
+    A group of inputs of each output has a zero point and a scale. Which weights are so is told by the files.
+
+    form: how files have them, see `packed_layouts`. bits: that an integer may have. groups: inputs that a
+    group may have; 0: all that there are. zero_points: files must have some; else the middle of the range is
+    one where they have none.
+    """
+
+    form: Form
+    bits: tuple[int, ...]
+    groups: tuple[int, ...]
+    zero_points: bool = True
+
+    def group_of(self, inputs: int, count: int) -> int | None:
+        """Return how many inputs a group has, if there are so many of both; None if that cannot be."""
+        sizes = (size or inputs for size in self.groups)
+        return next((size for size in sizes if -(-inputs // size) == count), None)
+
+
+def read_gptq(given: dict[str, Any], where: str) -> Packed:
+    """Read a quantization_config of the method gptq, as AutoGPTQ and GPTQModel write it."""
+    form = given.get("checkpoint_format") or "gptq"
+    if form not in _GPTQ_FORMS or given.get("is_marlin_format"):
+        named = "marlin" if given.get("is_marlin_format") else form
+        raise refused(where, f"the checkpoint_format {named!r}")
+    if given.get("pack_dtype", "int32") != "int32":
+        raise refused(where, f"the pack_dtype {given['pack_dtype']!r}")
+    return Packed(_GPTQ_FORMS[form], _bits(given.get("bits"), "bits", BITS, where), _group(given, where))
+
+
+def read_awq(given: dict[str, Any], where: str) -> Packed:
+    """Read a quantization_config of the method awq, as AutoAWQ writes it."""
+    version = str(given.get("version") or "gemm").lower()
+    if version != "gemm":
+        raise refused(where, f"the version {version!r}")
+    bits = given.get("bits", given.get("w_bit"))
+    return Packed("awq", _bits(bits, "bits", (4,), where), _group(given, where, "q_group_size"))
+
+
+def read_compressed_integers(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> Packed:
+    """Read a quantization_config of compressed-tensors whose groups have weights of integers."""
+    refuse_formats(given, _FORMATS, where)
+    bits: list[int] = []
+    sizes: list[int] = []
+    for name, weights in groups.items():
+        bits += _bits(weights.get("num_bits", 8), f"{name}: num_bits", BITS, where)
+        strategy = strategy_of(weights)
+        if strategy not in ("tensor", "channel", "group"):
+            raise refused(where, f"{name}: the strategy {strategy!r}")
+        sizes += _group(weights, where) if strategy == "group" else (0,)
+    zero_points = not any(weights.get("symmetric", True) for weights in groups.values())
+    return Packed("compressed", tuple(bits), tuple(sizes), zero_points)
+
+
+def _bits(bits: Any, name: str, known: tuple[int, ...], where: str) -> tuple[int, ...]:
+    if bits not in known:
+        raise refused(where, f"{name} {bits!r}, which may be {' or '.join(map(str, known))}")
+    return (bits,)
+
+
+def _group(given: dict[str, Any], where: str, other: str = "group_size") -> tuple[int, ...]:
+    size = given.get("group_size", given.get(other, _ALL))
+    if type(size) is not int or (size < 1 and size != _ALL):
+        raise refused(where, f"group_size {size!r}, which must be a number of inputs, or {_ALL} for all")
+    return (0 if size == _ALL else size,)

@@ -1,0 +1,188 @@
+"""Safetensors files with weights of packed integers, read as if they had the numbers that those stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once
+from quire.engine.models.packed import Packed
+from quire.engine.models.packed_layouts import (
+    WORD,
+    Awq,
+    CompressedBytes,
+    CompressedWords,
+    Gptq,
+    Layout,
+)
+from quire.engine.models.weight_files import listed
+
+_WORDS, _BYTES = "I32", "I8"  # as safetensors names them
+_SCALES = ("F32", "F16", "BF16")
+_OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+_PIECE = 1 << 20  # numbers that are expanded at once
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What files call the parts of a weight, behind its layer's name.
+
+    places: each input's group, where inputs of a group do not stand beside each other (GPTQ's act order,
+    Frantar et al. 2022).
+    """
+
+    integers: str
+    scales: str
+    zero_points: str
+    places: str
+
+
+_OF_GPTQ = Parts("qweight", "scales", "qzeros", "g_idx")
+_OF_COMPRESSED = Parts("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
+_SHAPE = "weight_shape"  # [outputs, inputs] of words of compressed-tensors
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensor:
+    """A weight [outputs, inputs] of integers, of which any part is read as the numbers that it stands for.
+
+    group: inputs that have a scale, unless `places` tells. dtype, device: of what is read.
+    """
+
+    name: str
+    layout: Layout
+    group: int
+    places: Any
+    dtype: torch.dtype
+    device: torch.device
+
+    def get_shape(self) -> list[int]:
+        return [self.layout.outputs, self.layout.inputs]
+
+    def get_dtype(self) -> str:
+        return NAMES[self.dtype]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""
+        (first, last), inputs = ranges_of(index, self.get_shape())
+        columns = inputs[1] - inputs[0]
+        expanded = torch.empty(last - first, columns, dtype=self.dtype, device=self.device)
+        groups = self._groups()[slice(*inputs)]
+        step = max(_PIECE // max(columns, 1), WORD)
+        for begin in range(first, last if columns else first, step):
+            some = begin, min(begin + step, last)
+            integers = self.layout.integers(some, inputs, self.device)
+            numbers = (integers - self.layout.zeros(some, self.device)[:, groups]).float()
+            numbers *= self.layout.scales_of(some, self.device).float()[:, groups]
+            round_once(expanded[some[0] - first : some[1] - first], numbers, self.name)
+        return expanded
+
+    def _groups(self) -> Tensor:
+        """Return each input's group. Raises ValueError if one has no scale."""
+        if self.places is not None:
+            groups: Tensor = self.places[...].to(self.device).int()
+            if int(groups.min()) >= 0:  # else they were never written
+                if int(groups.max()) >= self.layout.groups:
+                    raise ValueError(
+                        f"{self.name}: an input is in group {int(groups.max())}, and scales are of "
+                        f"{self.layout.groups}"
+                    )
+                return groups
+        return torch.arange(self.layout.inputs, dtype=torch.int32, device=self.device) // self.group
+
+
+def expand_packed(
+    files: list[Any], packed: Packed, dtype: torch.dtype, device: torch.device
+) -> list[ExpandedFile]:
+    """Return the files as if they had the numbers that weights stand for, in a dtype on a device.
+
+    Of scales and zero points only headers are read. Raises ValueError for weights of which a part is missing,
+    or has a shape that quantization_config does not have, by name.
+    """
+    held = {name: file for file in files for name in file.offset_keys()}
+    names = _OF_COMPRESSED if packed.form == "compressed" else _OF_GPTQ
+    expanded: dict[str, PackedTensor] = {}
+    hidden: set[str] = set()
+    renamed: dict[str, str] = {}
+    problems: list[str] = []
+    for key, file in held.items():
+        layer, _, last = key.rpartition(".")
+        of_bytes = last == "weight" and file.get_slice(key).get_dtype() == _BYTES
+        if last != names.integers and not (of_bytes and packed.form == "compressed"):
+            continue
+        others = [names.scales, names.zero_points, names.places, _SHAPE, *_OF_ACTIVATIONS]
+        beside = {
+            other: held[name].get_slice(name) for other in others if (name := f"{layer}.{other}") in held
+        }
+        hidden.update(f"{layer}.{other}" for other in beside)
+        renamed[key] = name = f"{layer}.weight"
+        try:
+            layout = _layout(packed, names, file.get_slice(key), beside, of_bytes=of_bytes)
+            group = _check(packed, names, layout, beside)
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
+            continue
+        expanded[name] = PackedTensor(key, layout, group, beside.get(names.places), dtype, device)
+    if problems:
+        raise ValueError(f"quantised weights cannot be read: {listed(problems)}")
+    return [ExpandedFile(file, expanded, hidden, renamed) for file in files]
+
+
+def _layout(
+    packed: Packed, names: Parts, integers: Any, beside: Mapping[str, Any], *, of_bytes: bool
+) -> Layout:
+    """Return how a weight's parts are held. Raises ValueError where one is missing or of another kind."""
+    wanted = [names.scales]
+    if packed.zero_points:
+        wanted.append(names.zero_points)
+    if names is _OF_COMPRESSED and not of_bytes:
+        wanted.append(_SHAPE)
+    if missing := [name for name in wanted if name not in beside]:
+        raise ValueError(f"{' and '.join(missing)} beside it are missing")
+    kind, shape, held = integers.get_dtype(), integers.get_shape(), _BYTES if of_bytes else _WORDS
+    if len(shape) != 2 or kind != held:
+        raise ValueError(f"it holds {kind} of shape {shape}, not a matrix of {held}")
+    scales, zero_points = beside[names.scales], beside.get(names.zero_points)
+    if scales.get_dtype() not in _SCALES:
+        raise ValueError(f"{names.scales} hold {scales.get_dtype()}; they may be {', '.join(_SCALES)}")
+    if of_bytes:
+        return CompressedBytes(integers, scales, zero_points)
+    if zero_points is not None and zero_points.get_dtype() != _WORDS:
+        raise ValueError(f"{names.zero_points} hold {zero_points.get_dtype()}, not {_WORDS}")
+    if packed.form == "awq":
+        return Awq(integers, scales, zero_points)
+    if packed.form == "compressed":
+        outputs, inputs = (int(size) for size in beside[_SHAPE][...].tolist())
+        fits = [bits for bits in packed.bits if -(-inputs * bits // WORD) == shape[1]]
+        if not fits or outputs != shape[0]:
+            raise ValueError(f"words of shape {shape} are not of [{outputs}, {inputs}] integers")
+        return CompressedWords(integers, scales, zero_points, fits[0], inputs)
+    (bits,) = packed.bits
+    return Gptq(integers, scales, zero_points, bits, zeros_less=1 if packed.form == "gptq" else 0)
+
+
+def _check(packed: Packed, names: Parts, layout: Layout, beside: Mapping[str, Any]) -> int:
+    """Return how many inputs a group has. Raises ValueError where shapes do not fit each other."""
+    outputs, inputs, groups = layout.outputs, layout.inputs, layout.groups
+    scales, given = beside[names.scales].get_shape(), f"a weight of [{outputs}, {inputs}]"
+    whole = packed.form == "compressed" and scales in ([], [1], [1, 1], [outputs], [outputs, 1])
+    if not whole and scales != ([outputs, groups] if packed.form == "compressed" else [groups, outputs]):
+        raise ValueError(f"{names.scales} have shape {scales}, and are of {given}")
+    size = inputs if whole else packed.group_of(inputs, groups)
+    places = beside.get(names.places)
+    if places is not None and places.get_shape() != [inputs]:
+        raise ValueError(f"{names.places} has shape {places.get_shape()}, and is of {given}")
+    if size is None:
+        raise ValueError(
+            f"{names.scales} have {groups} groups of {inputs} inputs, and quantization_config has "
+            f"{' or '.join(f'groups of {each}' if each else 'one for all' for each in packed.groups)}"
+        )
+    if names.zero_points in beside:
+        zeros, shape = beside[names.zero_points].get_shape(), layout.zeros_shape
+        if zeros != shape:
+            raise ValueError(f"{names.zero_points} have shape {zeros}, which should be {shape}")
+    return size

@@ -1,0 +1,45 @@
+"""How a model's weights are quantised. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeAlias
+
+from quire.engine.models.float8 import Float8, read_compressed_floats, read_fp8
+from quire.engine.models.packed import Packed, read_awq, read_compressed_integers, read_gptq
+from quire.engine.models.quantisation_config import (
+    compressed_groups,
+    method_of,
+    quantisation_of,
+    refused,
+)
+
+MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
+Quantised: TypeAlias = Float8 | Packed | Literal["mxfp4"]
+_READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "awq": read_awq,
+}
+
+
+def read_quantised(raw: dict[str, Any], where: str) -> Float8 | Packed | None:
+    """Return how a config.json says that weights are quantised; None if none are.
+
+    Raises ValueError that says how they are, if it is in a way that is not read. Not of MXFP4.
+    """
+    given = quantisation_of(raw)
+    if not given:
+        return None
+    method = method_of(raw)
+    if method not in (*_READERS, "compressed-tensors"):
+        raise refused(where, f"the method {method!r}")
+    if given.get("kv_cache_scheme") is not None:
+        raise refused(where, "a kv_cache_scheme, which --kv-cache-dtype does not follow")
+    if method in _READERS:
+        return _READERS[method](given, where)
+    groups = compressed_groups(given, where)
+    kinds = {weights.get("type", "int") for weights in groups.values()}
+    if kinds == {"int"}:
+        return read_compressed_integers(given, groups, where)
+    return read_compressed_floats(given, groups, where)

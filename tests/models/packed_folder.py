@@ -1,0 +1,179 @@
+"""Folders whose weights are packed integers, made by plain torch, and folders of their numbers."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.models.any_model import save_tiny
+from tests.models.float8_folder import MODELS, configure, is_quantised
+
+AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word, from the lowest bits on
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way in which weights are packed integers. group: inputs that have a scale; 0: all."""
+
+    config: dict[str, Any]
+    names: str  # gptq, awq, or the format of compressed-tensors
+    bits: int = 4
+    group: int = 32
+    symmetric: bool = False
+    ordered: bool = False  # groups of inputs that do not stand beside each other
+    scale_dtype: torch.dtype = torch.float16
+
+
+def gptq(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True} | fields
+
+
+def awq(**fields: Any) -> dict[str, Any]:
+    given = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    return given | fields
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """Return a quantization_config as compressed-tensors writes it for integers."""
+    given = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "group_size": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"weights": given | weights, "targets": ["Linear"]}},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
+FORMS = {
+    "gptq": Form(gptq(), "gptq", symmetric=True),
+    "gptq in act order": Form(gptq(desc_act=True, sym=False), "gptq", ordered=True),
+    "gptq, 8 bits, a group": Form(gptq(bits=8, group_size=-1), "gptq", bits=8, group=0, symmetric=True),
+    "gptq, 2 bits": Form(gptq(bits=2, checkpoint_format="gptq"), "gptq", bits=2),
+    "gptq v2": Form(gptq(checkpoint_format="gptq_v2", sym=False), "gptq_v2"),
+    "awq": Form(awq(), "awq"),
+    "awq, a group": Form(awq(group_size=-1), "awq", group=0),
+    "packed groups": Form(
+        compressed("pack-quantized", strategy="group", group_size=32), "pack-quantized", symmetric=True,
+        scale_dtype=torch.bfloat16,
+    ),
+    "packed groups in act order": Form(
+        compressed("pack-quantized", strategy="group", group_size=32, actorder="group"), "pack-quantized",
+        symmetric=True, ordered=True,
+    ),
+    "packed groups with zero points": Form(
+        compressed("pack-quantized", strategy="group", group_size=32, symmetric=False), "pack-quantized",
+    ),
+    "packed rows of 8 bits": Form(
+        compressed("pack-quantized", strategy="channel", num_bits=8), "pack-quantized", bits=8, group=0,
+        symmetric=True,
+    ),
+    "bytes": Form(
+        compressed("int-quantized", strategy="channel", num_bits=8), "int-quantized", bits=8, group=0,
+        symmetric=True, scale_dtype=torch.float32,
+    ),
+    "bytes with zero points": Form(
+        compressed("int-quantized", strategy="channel", num_bits=8, symmetric=False), "int-quantized",
+        bits=8, group=0,
+    ),
+}  # fmt: skip
+
+
+def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return integers from 0 on, zero points, scales and each input's group, and the numbers that all mean.
+
+    weight and integers are [outputs, inputs], zero points and scales [outputs, groups].
+    """
+    inputs, largest = weight.shape[1], 2**form.bits - 1
+    size = form.group or inputs
+    of_inputs = torch.arange(inputs) // size
+    if form.ordered:
+        of_inputs = of_inputs[torch.randperm(inputs)]
+    count = -(-inputs // size)
+    scales = torch.empty(len(weight), count, dtype=form.scale_dtype)
+    zeros = torch.full((len(weight), count), (largest + 1) // 2)
+    for group in range(count):
+        some = weight[:, of_inputs == group]
+        if form.symmetric:
+            scales[:, group] = some.abs().amax(1) / (largest / 2)
+        else:
+            low, high = some.amin(1).clamp(max=0), some.amax(1).clamp(min=0)
+            scales[:, group] = (high - low) / largest
+            zeros[:, group] = (-low / scales[:, group].float()).round().clamp(1, largest)
+    scale, zero = scales.float()[:, of_inputs], zeros[:, of_inputs]
+    integers = (weight / scale + zero).round().clamp(0, largest).long()
+    return integers, zeros, scales, of_inputs, (integers - zero) * scale
+
+
+def packed(values: Tensor, bits: int, dim: int, places: tuple[int, ...] | None = None) -> Tensor:
+    """Return words of 32 bits with the values of a matrix along `dim`, the first in the lowest bits."""
+    if dim == 0:
+        return packed(values.T, bits, 1, places).T.contiguous()
+    count = 32 // bits
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % count))
+    words = torch.zeros(len(values), padded.shape[1] // count, dtype=torch.int64)
+    for place, value in enumerate(places or range(count)):
+        words |= padded[:, value::count] << (bits * place)
+    return (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+
+
+def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the tensors that files have of a layer's weight, and the numbers that they stand for."""
+    integers, zeros, scales, groups, numbers = quantise(weight, form)
+    if form.names == "awq":
+        found = {
+            "qweight": packed(integers.T, 4, 1, AWQ_OUTPUTS),
+            "qzeros": packed(zeros.T, 4, 1, AWQ_OUTPUTS),
+            "scales": scales.T.contiguous(),
+        }
+    elif form.names.startswith("gptq"):
+        stored = zeros if form.names == "gptq_v2" else zeros - 1
+        found = {
+            "qweight": packed(integers.T, form.bits, 0),
+            "qzeros": packed(stored.T, form.bits, 1),
+            "scales": scales.T.contiguous(),
+            "g_idx": groups.int(),
+        }
+    else:
+        found = {"weight_scale": scales}
+        middle = 1 << (form.bits - 1)
+        if form.names == "int-quantized":
+            found["weight"] = (integers - middle).to(torch.int8)
+            if not form.symmetric:
+                found["weight_zero_point"] = (zeros - middle).to(torch.int8)
+        else:
+            found |= {
+                "weight_packed": packed(integers, form.bits, 1),
+                "weight_shape": torch.tensor(weight.shape),
+            }
+            if not form.symmetric:
+                found["weight_zero_point"] = packed(zeros, form.bits, 0)
+            if form.ordered:
+                found["weight_g_idx"] = groups.int()
+    return {f"{layer}.{name}": tensor for name, tensor in found.items()}, numbers
+
+
+def save_packed(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
+    """Save a random model twice: with packed weights, and with the numbers that those stand for."""
+    quantised, plain = folder / "quantised", folder / "plain"
+    save_tiny(kind, quantised, **MODELS[kind])
+    shutil.copytree(quantised, plain)
+    held: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, weight in load_file(quantised / "model.safetensors").items():
+        if weight.dim() == 2 and name.endswith(".weight") and is_quantised(name, weight):
+            parts, meant[name] = parts_of(name.removesuffix(".weight"), weight, form)
+            held |= parts
+        else:
+            held[name] = meant[name] = weight
+    save_file(held, quantised / "model.safetensors", {"format": "pt"})
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    configure(quantised, form.config)
+    return quantised, plain

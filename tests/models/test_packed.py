@@ -1,0 +1,196 @@
+"""Folders whose weights are packed integers are loaded as the numbers that those stand for."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire.engine.models import packed_files
+from quire.engine.models.packed import Packed
+from quire.engine.models.packed_files import expand_packed
+from quire.engine.models.quantisation import read_quantised
+from quire.engine.models.reading import read_model
+from quire.engine.models.weight_files import open_weights
+from quire.engine.parallel.fit import weight_bytes
+from tests.models.any_model import save_tiny
+from tests.models.divided_model import compare_divided
+from tests.models.float8_folder import configure
+from tests.models.packed_folder import FORMS, awq, compressed, gptq, parts_of, save_packed
+from tests.models.test_float8 import EVERY, assert_same, load
+
+QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_loaded_as_its_numbers(form: str, tmp_path: Path) -> None:
+    quantised, plain = save_packed("qwen3", FORMS[form], tmp_path)
+    assert isinstance(read_model(quantised).quantised, Packed)
+    assert_same(load(quantised)[0], load(plain)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("llama", "gptq"), ("opt", "awq"), ("gemma2", "gptq in act order"), ("qwen3_moe", "packed groups")],
+)
+def test_every_kind_of_model_is_loaded_as_its_numbers(kind: str, form: str, tmp_path: Path) -> None:
+    quantised, plain = save_packed(kind, FORMS[form], tmp_path)
+    assert_same(load(quantised)[0], load(plain)[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("gemma2", "awq"), ("qwen3_moe", "gptq in act order"), ("qwen3_moe", "bytes")]
+)
+def test_ranks_expand_their_shares(kind: str, form: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    quantised, plain = save_packed(kind, FORMS[form], tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
+    verdict = compare_divided(quantised, reference, 2)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+PARTS = [(), (slice(3, 50),), (EVERY, slice(70, 77)), (slice(7, 7), EVERY), (slice(9, 41), slice(13, 150))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("part", PARTS)
+def test_any_part_of_a_weight_is_read_as_its_numbers(
+    part: tuple[slice, ...], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A little at a time, on a GPU if there is one: native decoders expand there."""
+    monkeypatch.setattr(packed_files, "_PIECE", 1000)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tensors, numbers = parts_of("layer", torch.randn(72, 160), FORMS[form])
+    save_file(tensors, tmp_path / "layer.safetensors")
+    packed = read_quantised({"quantization_config": FORMS[form].config}, "")
+    assert isinstance(packed, Packed)
+    (file,) = expand_packed([open_weights(tmp_path / "layer.safetensors")], packed, torch.bfloat16, device)
+    assert file.offset_keys() == ["layer.weight"]
+    read = file.get_slice("layer.weight")[part or ...]
+    assert read.device.type == device.type
+    assert torch.equal(read.cpu(), numbers[part].bfloat16())
+
+
+def test_rows_of_words_that_are_not_full(tmp_path: Path) -> None:
+    """Of 45 inputs the last word has five, and of 13 outputs' zero points, too."""
+    form = FORMS["packed groups with zero points"]
+    tensors, numbers = parts_of("layer", torch.randn(13, 45), form)
+    save_file(tensors, tmp_path / "layer.safetensors")
+    packed = read_quantised({"quantization_config": form.config}, "")
+    assert isinstance(packed, Packed)
+    (file,) = expand_packed([open_weights(tmp_path / "layer.safetensors")], packed, torch.float32, CPU)
+    assert file.get_slice("layer.weight").get_shape() == [13, 45]
+    assert torch.equal(file.get_tensor("layer.weight"), numbers)
+
+
+def test_a_start_says_in_how_many_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    quantised, plain = save_packed("llama", FORMS["awq"], tmp_path)
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        load(quantised, torch.bfloat16)
+    said = "integers of 4 bits are loaded as the bfloat16 numbers that they stand for, in 4 times"
+    assert said in caplog.text
+    counted = [weight_bytes(folder, read_model(folder), 2) for folder in (quantised, plain)]
+    assert counted[0] == counted[1]
+
+
+GROUPS = compressed("pack-quantized", strategy="group", group_size=32)
+REFUSED: dict[str, dict[str, Any]] = {
+    "bits 3, which may be 2 or 4 or 8": gptq(bits=3),
+    "bits None": {"quant_method": "gptq"},
+    "the checkpoint_format 'exllama'": gptq(checkpoint_format="exllama"),
+    "the checkpoint_format 'marlin'": gptq(is_marlin_format=True),
+    "the pack_dtype 'int16'": gptq(pack_dtype="int16"),
+    "group_size 0": gptq(group_size=0),
+    "group_size '128'": gptq(group_size="128"),
+    "bits 8, which may be 4": awq(bits=8),
+    "the version 'gemv'": awq(version="GEMV"),
+    "the format 'marlin-24'": GROUPS | {"format": "marlin-24"},
+    "group_0: num_bits 3": compressed("pack-quantized", strategy="group", group_size=32, num_bits=3),
+    "group_0: the strategy 'block'": compressed("pack-quantized", strategy="block"),
+    "group_size None": compressed("pack-quantized", strategy="group"),
+    "a kv_cache_scheme": GROUPS | {"kv_cache_scheme": {"num_bits": 8}},
+    "the format 'float-quantized'": GROUPS | {"format": "float-quantized"},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+def test_other_packed_weights_are_refused_by_name(kind: str, what: str, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    configure(tmp_path, REFUSED[what])
+    with pytest.raises(ValueError, match="quantization_config has .*" + re.escape(what)):
+        read_model(tmp_path)
+
+
+Edit = Callable[[dict[str, Tensor]], object]
+
+
+def of(name: str, change: Callable[[Tensor], Tensor]) -> Edit:
+    return lambda tensors: tensors.update({f"{QUERIES}.{name}": change(tensors[f"{QUERIES}.{name}"])})
+
+
+WRONG: list[tuple[str, Edit, str]] = [
+    ("gptq", lambda t: t.pop(f"{QUERIES}.scales"), "qweight: scales beside it are missing"),
+    ("awq", lambda t: t.pop(f"{QUERIES}.qzeros"), "qweight: qzeros beside it are missing"),
+    ("packed groups", lambda t: t.pop(f"{QUERIES}.weight_shape"), "weight_shape beside it are missing"),
+    ("packed groups with zero points", lambda t: t.pop(f"{QUERIES}.weight_zero_point"), "are missing"),
+    ("gptq", of("qweight", Tensor.float), "qweight: it holds F32 of shape [20, 192], not a matrix of I32"),
+    ("gptq", of("qzeros", Tensor.float), "qzeros hold F32, not I32"),
+    ("gptq", of("scales", Tensor.int), "scales hold I32; they may be F32, F16, BF16"),
+    ("gptq", of("scales", lambda scales: scales[:, :-1].contiguous()), "scales have shape [5, 191]"),
+    ("gptq", of("scales", lambda scales: scales[:-1].contiguous()), "scales have 4 groups of 160 inputs"),
+    ("awq", of("qzeros", lambda zeros: zeros[:-1].contiguous()), "qzeros have shape [4, 24]"),
+    ("gptq in act order", of("g_idx", lambda groups: groups[1:].clone()), "g_idx has shape [159]"),
+    (
+        "gptq in act order",
+        of("g_idx", lambda groups: groups + 1),
+        "an input is in group 5, and scales are of 5",
+    ),
+    ("packed groups", of("weight_shape", lambda shape: shape + 8), "words of shape [192, 20] are not of"),
+    ("gptq", of("scales", lambda scales: scales * torch.inf), "stands for numbers that are not finite"),
+    ("bytes", of("weight_scale", lambda scales: scales[:-1].clone()), "weight_scale have shape [191, 1]"),
+]
+
+
+@pytest.mark.parametrize(("form", "edit", "message"), WRONG, ids=[message for _, _, message in WRONG])
+def test_parts_that_do_not_fit_are_refused_by_name(
+    form: str, edit: Edit, message: str, tmp_path: Path
+) -> None:
+    quantised, _ = save_packed("qwen3", FORMS[form], tmp_path)
+    tensors = load_file(quantised / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=QUERIES) as refused:
+        load(quantised)
+    assert message in str(refused.value)
+
+
+def test_a_bias_of_zeros_that_the_model_does_not_have_changes_nothing(tmp_path: Path) -> None:
+    """As older GPTQ files have it."""
+    quantised, plain = save_packed("llama", FORMS["gptq"], tmp_path)
+    tensors = load_file(quantised / "model.safetensors")
+    tensors[f"{QUERIES}.bias"] = torch.zeros(192, dtype=torch.float16)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    assert_same(load(quantised)[0], load(plain)[0])
+    tensors[f"{QUERIES}.bias"][3] = 1
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"{QUERIES}.bias is no weight of LlamaForCausalLM"):
+        load(quantised)
+
+
+def test_groups_that_were_never_written_stand_beside_each_other(tmp_path: Path) -> None:
+    """As compressed-tensors leaves them where there is no order."""
+    quantised, plain = save_packed("qwen3", FORMS["packed groups"], tmp_path)
+    tensors = load_file(quantised / "model.safetensors")
+    tensors[f"{QUERIES}.weight_g_idx"] = torch.full((160,), -1, dtype=torch.int32)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    assert_same(load(quantised)[0], load(plain)[0])
