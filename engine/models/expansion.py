@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
-from quire.engine.models.quantisation import Quantised
+from quire.engine.models.quantisation import BITSANDBYTES, Quantised
 
 logger = logging.getLogger("quire.engine")
 
@@ -28,6 +29,8 @@ def expand_files(
         return list(expand_float8(files, quantised, dtype, device))
     if isinstance(quantised, Packed):
         return list(expand_packed(files, quantised, dtype, device))
+    if quantised == BITSANDBYTES:
+        return list(expand_bitsandbytes(files, dtype, device))
     return files
 
 
@@ -49,6 +52,14 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             " and ".join(map(str, bits)),
             name,
             " and ".join(str(8 * dtype.itemsize // each) for each in bits),
+        )
+    elif quantised == BITSANDBYTES:
+        logger.info(
+            "weights that files have as bitsandbytes' codes are loaded as the %s numbers that they stand "
+            "for; of 4 bits in %d times the bytes, of 8 in %d; activations are not rounded",
+            name,
+            2 * dtype.itemsize,
+            dtype.itemsize,
         )
     else:
         logger.info(

@@ -15,7 +15,8 @@ from quire.engine.models.quantisation_config import (
 )
 
 MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
-Quantised: TypeAlias = Float8 | Packed | Literal["mxfp4"]
+BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
+Quantised: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "mxfp4"]
 _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
     "fp8": read_fp8,
     "gptq": read_gptq,
@@ -23,7 +24,7 @@ _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
 }
 
 
-def read_quantised(raw: dict[str, Any], where: str) -> Float8 | Packed | None:
+def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
     """Return how a config.json says that weights are quantised; None if none are.
 
     Raises ValueError that says how they are, if it is in a way that is not read. Not of MXFP4.
@@ -32,6 +33,8 @@ def read_quantised(raw: dict[str, Any], where: str) -> Float8 | Packed | None:
     if not given:
         return None
     method = method_of(raw)
+    if method == BITSANDBYTES:
+        return BITSANDBYTES
     if method not in (*_READERS, "compressed-tensors"):
         raise refused(where, f"the method {method!r}")
     if given.get("kv_cache_scheme") is not None:
