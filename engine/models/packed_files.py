@@ -68,17 +68,30 @@ class PackedTensor:
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""
-        (first, last), inputs = ranges_of(index, self.get_shape())
-        columns = inputs[1] - inputs[0]
-        expanded = torch.empty(last - first, columns, dtype=self.dtype, device=self.device)
+        outputs, inputs = ranges_of(index, self.get_shape())
+        shape = outputs[1] - outputs[0], inputs[1] - inputs[0]
+        expanded = torch.empty(shape, dtype=self.dtype, device=self.device)
+        if not expanded.numel():
+            return expanded
         groups = self._groups()[slice(*inputs)]
-        step = max(_PIECE // max(columns, 1), WORD)
-        for begin in range(first, last if columns else first, step):
-            some = begin, min(begin + step, last)
-            integers = self.layout.integers(some, inputs, self.device)
-            numbers = (integers - self.layout.zeros(some, self.device)[:, groups]).float()
-            numbers *= self.layout.scales_of(some, self.device).float()[:, groups]
-            round_once(expanded[some[0] - first : some[1] - first], numbers, self.name)
+        zeros, scales = (
+            self.layout.zeros(outputs, self.device),
+            self.layout.scales_of(outputs, self.device).float(),
+        )
+        of_inputs = self.layout.inputs_first
+        stored, (first, last) = (expanded.T, inputs) if of_inputs else (expanded, outputs)
+        step = max(_PIECE // stored.shape[1], WORD)
+        for begin in range(0, len(stored), step):
+            piece = slice(begin, begin + step)
+            some = first + begin, min(first + begin + step, last)
+            if of_inputs:
+                integers = self.layout.integers(outputs, some, self.device)
+                numbers = (integers - zeros[groups[piece]]).float() * scales[groups[piece]]
+            else:
+                integers = self.layout.integers(some, inputs, self.device)
+                own, factors = (each if len(each) == 1 else each[piece] for each in (zeros, scales))
+                numbers = (integers - own[:, groups]).float() * factors[:, groups]
+            round_once(stored[piece], numbers, self.name)
         return expanded
 
     def _groups(self) -> Tensor:

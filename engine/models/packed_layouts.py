@@ -1,8 +1,8 @@
 """How safetensors files have matrices of integers of few bits, of which any part can be read.
 
 A word of 32 bits has several integers, the lowest bits first. A matrix [outputs, inputs] has a scale and a
-zero point for each group of inputs of each output. Parts are slices as safetensors has them; ranges are of
-whole outputs or inputs, [begin, end).
+zero point for each group of inputs of each output. Some files have all of it with inputs first. Parts are
+slices as safetensors has them; ranges are of whole outputs or inputs, [begin, end).
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ class Layout(Protocol):
     def groups(self) -> int: ...
 
     @property
+    def inputs_first(self) -> bool: ...
+
+    @property
     def zeros_shape(self) -> list[int]:
         """Return the shape that files have zero points in."""
 
-    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor: ...
+    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
+        """Return [outputs, inputs], or [inputs, outputs]."""
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        """Return zero points [outputs, groups], of integers as `integers` gives them."""
+        """Return zero points of `integers`, [outputs or 1, groups], or [groups, outputs]."""
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        """Return scales [outputs, groups]."""
+        """Return scales likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +74,22 @@ class Gptq:
         return int(self.scales.get_shape()[0])
 
     @property
+    def inputs_first(self) -> bool:
+        return True
+
+    @property
     def zeros_shape(self) -> list[int]:
         return [self.groups, _words(self.outputs, self.bits)]
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.words, inputs, outputs, 0, self.bits, device).T
+        return _unpacked(self.words, inputs, outputs, 0, self.bits, device)
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        stored = _unpacked(self.zero_points, (0, self.groups), outputs, 1, self.bits, device).T
+        stored = _unpacked(self.zero_points, (0, self.groups), outputs, 1, self.bits, device)
         return (stored + self.zeros_less) & _mask(self.bits)
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _read(self.scales, (0, self.groups), outputs, device).T
+        return _read(self.scales, (0, self.groups), outputs, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +113,21 @@ class Awq:
         return int(self.scales.get_shape()[0])
 
     @property
+    def inputs_first(self) -> bool:
+        return True
+
+    @property
     def zeros_shape(self) -> list[int]:
         return [self.groups, _words(self.outputs, 4)]
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.words, inputs, outputs, 1, 4, device, _AWQ_PLACES).T
+        return _unpacked(self.words, inputs, outputs, 1, 4, device, _AWQ_PLACES)
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.zero_points, (0, self.groups), outputs, 1, 4, device, _AWQ_PLACES).T
+        return _unpacked(self.zero_points, (0, self.groups), outputs, 1, 4, device, _AWQ_PLACES)
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _read(self.scales, (0, self.groups), outputs, device).T
+        return _read(self.scales, (0, self.groups), outputs, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +150,10 @@ class CompressedWords:
     @property
     def groups(self) -> int:
         return _groups(self.scales)
+
+    @property
+    def inputs_first(self) -> bool:
+        return False
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -174,6 +190,10 @@ class CompressedBytes:
     @property
     def groups(self) -> int:
         return _groups(self.scales)
+
+    @property
+    def inputs_first(self) -> bool:
+        return False
 
     @property
     def zeros_shape(self) -> list[int]:
