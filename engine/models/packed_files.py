@@ -24,6 +24,7 @@ from quire.engine.models.weight_files import listed
 _WORDS, _BYTES = "I32", "I8"  # as safetensors names them
 _SCALES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
+_UNWRITTEN = -1  # a group: inputs stand beside each other
 _PIECE = 1 << 20  # numbers that are expanded at once
 
 
@@ -74,10 +75,8 @@ class PackedTensor:
         if not expanded.numel():
             return expanded
         groups = self._groups()[slice(*inputs)]
-        zeros, scales = (
-            self.layout.zeros(outputs, self.device),
-            self.layout.scales_of(outputs, self.device).float(),
-        )
+        zeros = self.layout.zeros(outputs, self.device)
+        scales = self.layout.scales_of(outputs, self.device).float()
         of_inputs = self.layout.inputs_first
         stored, (first, last) = (expanded.T, inputs) if of_inputs else (expanded, outputs)
         step = max(_PIECE // stored.shape[1], WORD)
@@ -96,15 +95,16 @@ class PackedTensor:
 
     def _groups(self) -> Tensor:
         """Return each input's group. Raises ValueError if one has no scale."""
+        count = self.layout.groups
         if self.places is not None:
             groups: Tensor = self.places[...].to(self.device).int()
-            if int(groups.min()) >= 0:  # else they were never written
-                if int(groups.max()) >= self.layout.groups:
-                    raise ValueError(
-                        f"{self.name}: an input is in group {int(groups.max())}, and scales are of "
-                        f"{self.layout.groups}"
-                    )
+            least, most = torch.stack(groups.aminmax()).tolist()
+            if 0 <= least <= most < count:
                 return groups
+            if not least == most == _UNWRITTEN:
+                raise ValueError(
+                    f"{self.name}: inputs are in groups {least} to {most}, and scales are of {count}"
+                )
         return torch.arange(self.layout.inputs, dtype=torch.int32, device=self.device) // self.group
 
 

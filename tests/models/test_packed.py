@@ -153,8 +153,9 @@ WRONG: list[tuple[str, Edit, str]] = [
     (
         "gptq in act order",
         of("g_idx", lambda groups: groups + 1),
-        "an input is in group 5, and scales are of 5",
+        "inputs are in groups 1 to 5, and scales are of 5",
     ),
+    ("gptq in act order", of("g_idx", lambda groups: groups - 1), "inputs are in groups -1 to 3, and"),
     ("packed groups", of("weight_shape", lambda shape: shape + 8), "words of shape [192, 20] are not of"),
     ("gptq", of("scales", lambda scales: scales * torch.inf), "stands for numbers that are not finite"),
     ("bytes", of("weight_scale", lambda scales: scales[:-1].clone()), "weight_scale have shape [191, 1]"),
