@@ -23,7 +23,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
-ERROR_HEADER = "x-quire-error"  # has an error's code, for which the bodies of some APIs have no place
+ERROR_HEADER = "x-quire-error"  # has an error's code, which older servers' bodies lack in some APIs
 ENGINE_DEAD = "engine_dead"
 ENGINE_STALLED = "engine_stalled"
 REPLICA_LOST = "replica_lost"

@@ -30,9 +30,12 @@ _ANTHROPIC_NAMES = {
 _OLLAMA_NAMES = {"response_format": "format"}
 
 
-class AnthropicErrorDetail(msgspec.Struct, kw_only=True):
+class AnthropicErrorDetail(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`code` is no field of Anthropic's, whose clients take what they do not know."""
+
     type: str
     message: str
+    code: str | None = None
 
 
 class AnthropicError(msgspec.Struct, kw_only=True):
@@ -40,8 +43,11 @@ class AnthropicError(msgspec.Struct, kw_only=True):
     error: AnthropicErrorDetail
 
 
-class OllamaError(msgspec.Struct):
+class OllamaError(msgspec.Struct, omit_defaults=True):
+    """`code` is no field of Ollama's, whose clients read `error`. That stands first: a router looks there."""
+
     error: str
+    code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,11 @@ def _as_anthropic(error: ApiError) -> AnthropicError:
     kind = _ANTHROPIC_TYPES.get(error.status, other)
     too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""  # agents look for it
     message = too_long + _calling(error, _ANTHROPIC_NAMES)
-    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=message))
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=message, code=error.code))
 
 
 def _as_ollama(error: ApiError) -> OllamaError:
-    return OllamaError(_calling(error, _OLLAMA_NAMES))
+    return OllamaError(_calling(error, _OLLAMA_NAMES), error.code)
 
 
 _EVENTS = b"text/event-stream; charset=utf-8"

@@ -24,9 +24,10 @@ _NAMES = frozenset(
 _NAME, _DATA, _ERROR = b"event: ", b"data: ", b'{"error":'
 _NAMED = re.compile(rb"%b(?:%b)\n" % (_NAME, b"|".join(map(re.escape, sorted(_NAMES)))))
 _FAULTS = frozenset({ENGINE_DEAD, ENGINE_STALLED, "engine_error", "internal_error"})
-# OpenAI's word for a status 500, and Anthropic's; `overloaded_error` is of a stalled engine, or of a replica
-# that drains, which gets nothing more anyway.
-_FAULTY_TYPES = frozenset({"server_error", "api_error", "overloaded_error"})
+_FAULTY_TYPES = frozenset({"server_error", "api_error"})  # OpenAI's word for a status 500, and Anthropic's
+# Older replicas send no code with Anthropic's errors: theirs is of a stalled engine, or of a replica that
+# drains, which gets nothing more anyway.
+_FAULTY_WITHOUT_CODE = _FAULTY_TYPES | {"overloaded_error"}
 _MARK = f'"{ENGINE_DEAD}"'.encode()  # inside a JSON string its quotes would be escaped
 
 
@@ -46,6 +47,8 @@ class _Error(msgspec.Struct):
     @property
     def is_fault(self) -> bool:
         """Return whether it is the replica's fault."""
+        if self.code is None:
+            return self.type in _FAULTY_WITHOUT_CODE
         if self.code in _FAULTS or self.cause in _FAULTS or self.type in _FAULTY_TYPES:
             return True
         return self.code == "server_error" and self.cause is None
@@ -58,12 +61,18 @@ class _Response(msgspec.Struct):
 class _Failure(msgspec.Struct):
     """An error's event or body, or a response that failed."""
 
-    error: _Error | str | None = None  # Ollama's is a message
+    error: _Error | str | None = None  # Ollama's is a message, beside which its code stands
+    code: str | None = None
     response: _Response | None = None
 
     @property
-    def told(self) -> _Error | str | None:
-        return self.error if self.response is None else self.response.error
+    def told(self) -> _Error | None:
+        if self.response is not None:
+            return self.response.error
+        if isinstance(self.error, str):
+            # Older replicas send no code: what is its client's fault is refused before a stream begins.
+            return _Error(code=self.code or "internal_error")
+        return self.error
 
 
 class _Line(msgspec.Struct):
@@ -117,14 +126,11 @@ def tells_of_death(message: bytes) -> bool:
     """Return whether a last event, a frame or a body says that the replica's engine died."""
     failure = _failure(message) if _MARK in message else None
     error = None if failure is None else failure.told
-    return isinstance(error, _Error) and ENGINE_DEAD in (error.code, error.cause)
+    return error is not None and ENGINE_DEAD in (error.code, error.cause)
 
 
 def outcome_of_end(message: bytes) -> Outcome:
-    """Return how a request fared whose last event, or frame, this is.
-
-    Ollama's errors have no code: what is its client's fault is refused before a stream begins.
-    """
+    """Return how a request fared whose last event, or frame, this is."""
     if b'"error":' not in message:
         return "answered"
     failure = _failure(message)
@@ -133,7 +139,7 @@ def outcome_of_end(message: bytes) -> Outcome:
     error = failure.told
     if error is None:
         return "answered"
-    return "failed" if isinstance(error, str) or error.is_fault else "refused"
+    return "failed" if error.is_fault else "refused"
 
 
 def _failure(message: bytes) -> _Failure | None:

@@ -118,6 +118,8 @@ def test_the_last_event_is_known() -> None:
         (b'data: {"error":{"code":"engine_dead"}}\n\n', True),
         (b'id: 3\nevent: response.failed\ndata: {"response":{"error":{"cause":"engine_dead"}}}\n\n', True),
         (b'{"tag":"a","error":{"code":"engine_dead","param":null}}', True),
+        (b'event: error\ndata: {"type":"error","error":{"type":"api_error","code":"engine_dead"}}\n\n', True),
+        (b'{"error":"the engine died","code":"engine_dead"}\n', True),
         (b'{"response":{"error":null,"metadata":{"code":"engine_dead"}}}', False),
         (b'{"error":{"code":"engine_error","message":"\\"engine_dead\\""}}', False),
         (b'{"error":"the code is \\"engine_dead\\""}\n', False),
@@ -159,6 +161,18 @@ def test_only_an_error_tells_of_death(message: bytes, died: bool) -> None:
         (b'data: {"error":{"type":"service_unavailable_error","code":"not_ready"}}\n\n', "refused"),
         (b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n', "failed"),
         (b'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error"}}\n\n', "refused"),
+        (
+            b"event: error\n"
+            b'data: {"type":"error","error":{"type":"overloaded_error","code":"not_ready"}}\n\n',
+            "refused",
+        ),
+        (
+            b"event: error\n"
+            b'data: {"type":"error","error":{"type":"overloaded_error","code":"engine_stalled"}}\n\n',
+            "failed",
+        ),
+        (b'{"error":"the server is shutting down","code":"not_ready"}\n', "refused"),
+        (b'{"error":"the engine failed on this request","code":"engine_error"}\n', "failed"),
         (
             b"event: response.failed\n"
             b'data: {"response":{"error":{"code":"server_error","cause":"stream_stopped"}}}\n\n',

@@ -65,6 +65,11 @@ DEAD = b'"error":{"message":"the engine died","type":"server_error","param":null
             b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed","error":'
             b'{"code":"server_error","message":"the engine died","cause":"engine_dead"}}}\n\n',
         ),
+        (
+            "/v1/messages",
+            b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"the engine died",'
+            b'"code":"engine_dead"}}\n\n',
+        ),
     ],
 )
 def test_a_replica_whose_engine_died_is_lost(make: Make, path: str, end: bytes) -> None:
@@ -84,7 +89,7 @@ def test_a_replica_whose_engine_died_is_lost(make: Make, path: str, end: bytes) 
     router = make(die, answer_well)
     *events, last, rest = post(router, path).content.split(b"\n\n")
     assert (events, rest) == ([b"data: one", b"data: two"], b"")
-    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert json.loads(last[last.index(b"{") :])["error"]["code"] == "replica_lost"
     assert not asked
 
 
@@ -98,7 +103,12 @@ LOST = "the replica was lost in the middle of its answer"
             (path, "data: one\n\n", "", {"type": "server_error", "param": None, "code": "replica_lost"})
             for path in (CHAT, "/v1/completions", "/v1/responses")
         ),
-        ("/v1/messages", "event: ping\ndata: {}\n\n", "event: error\n", {"type": "api_error"}),
+        (
+            "/v1/messages",
+            "event: ping\ndata: {}\n\n",
+            "event: error\n",
+            {"type": "api_error", "code": "replica_lost"},
+        ),
         ("/api/chat", '{"done":false}\n', None, None),
         ("/api/generate", '{"done":false}\n', None, None),
     ],
@@ -117,7 +127,7 @@ def test_a_lost_replicas_stream_ends_with_its_apis_error(
     first, last = post(make(cut), path).text.removesuffix("\n").split(event)
     assert first == ""
     if error is None:
-        assert json.loads(last) == {"error": LOST}
+        assert json.loads(last) == {"error": LOST, "code": "replica_lost"}
         return
     head, data = last.split("data: ")
     told = json.loads(data)
@@ -151,6 +161,7 @@ def test_a_replica_that_is_lost_after_the_last_event_ends_no_stream_twice(
 
 
 ANTHROPIC_ERROR = b'event: error\ndata: {"type":"error","error":{"type":"%b","message":"m"}}\n\n'
+ANTHROPIC_DRAIN = ANTHROPIC_ERROR.replace(b'"m"', b'"m","code":"not_ready"') % b"overloaded_error"
 RESPONSE_FAILED = (
     b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"server_error",'
     b'"message":"m","cause":"%b"}}}\n\n'
@@ -168,7 +179,9 @@ RESPONSE_FAILED = (
         ("/v1/responses", RESPONSE_FAILED % b"stream_stopped", 8),
         ("/v1/messages", ANTHROPIC_ERROR % b"api_error", 24),
         ("/v1/messages", ANTHROPIC_ERROR % b"invalid_request_error", 8),
-        ("/api/chat", b'{"error":"the engine died: of something"}\n', 24),
+        ("/v1/messages", ANTHROPIC_DRAIN, 8),
+        ("/api/chat", b'{"error":"the engine failed: of something"}\n', 24),
+        ("/api/chat", b'{"error":"the server is shutting down","code":"not_ready"}\n', 8),
         ("/api/generate", b'{"done":true}\n', 0),
     ],
 )
@@ -230,7 +243,7 @@ def test_a_stream_that_ends_without_a_last_event_is_lost(make: Make, half: tuple
     router = make(answer_with(b"data: one\n\n", *half))
     one, last, rest = post(router).content.split(b"\n\n")
     assert (one, rest) == (b"data: one", b"")
-    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert json.loads(last[last.index(b"{") :])["error"]["code"] == "replica_lost"
     answer = post(make(answer_with(*half)))
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "replica_lost")
     watched = httpx.get(f"{router.url}/v1/blocks/events", timeout=30)  # what is no answer ends as it likes
@@ -284,7 +297,7 @@ def test_a_replica_that_stands_still_is_lost(make: Make, monkeypatch: pytest.Mon
         assert next(chunks) == b"data: one\n\n"
         be_silent(router)
         last = b"".join(chunks)
-    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "replica_lost"
+    assert json.loads(last[last.index(b"{") :])["error"]["code"] == "replica_lost"
     over.set()
 
 

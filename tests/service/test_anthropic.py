@@ -164,7 +164,8 @@ async def test_failure_in_mid_stream_is_one_error_event(make_service: Callable[.
     stream.push(Output(stream.request_id, 0, [], finish_reason="error", error="the logits are not finite"))
     events = events_of(await running.finish())
     assert [event["type"] for event in events].count("error") == 1
-    assert events[-1]["error"]["type"] == "api_error" and "not finite" in events[-1]["error"]["message"]
+    message = events[-1]["error"].pop("message")
+    assert events[-1]["error"] == {"type": "api_error", "code": "engine_error"} and "not finite" in message
     assert "message_stop" not in [event["type"] for event in events]
 
 

@@ -173,7 +173,8 @@ async def test_failure_in_mid_stream_is_one_last_object(make_service: Callable[.
     (stream,) = service.engine.streams
     stream.push(Output(stream.request_id, 0, [], finish_reason="error", error="the logits are not finite"))
     *parts, last = objects_of(await running.finish())
-    assert list(last) == ["error"] and "not finite" in last["error"]
+    assert list(last) == ["error", "code"]  # in this order: a router looks for a line that begins so
+    assert "not finite" in last["error"] and last["code"] == "engine_error"
     assert not any("error" in part or part["done"] for part in parts)
 
 
