@@ -120,6 +120,16 @@ def check_continuation(messages: Sequence[Message], add_generation_prompt: bool 
         )
 
 
+def check_answered(messages: Sequence[Message]) -> None:
+    """Check that what each tool says answers a call. Raises FieldError."""
+    known: set[str] = set()
+    for at, message in enumerate(messages):
+        known |= {call.id for call in message.tool_calls or ()}
+        if message.tool_call_id is not None and message.tool_call_id not in known:
+            name = f"messages[{at}].tool_call_id"
+            raise FieldError(name, f"{name} is {message.tool_call_id!r}, which no call before it has")
+
+
 class ThinkingOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
@@ -147,7 +157,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         super().__post_init__()
         if self.reasoning is not None:
             self._take_over(self.reasoning)
-        self._check_calls()
+        check_answered(self.messages)
         if self.continue_final_message:
             check_continuation(self.messages, self.add_generation_prompt)
         functions = None if self.tools is None else [tool.function for tool in self.tools]
@@ -176,15 +186,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
                 setattr(self, name, value)
         if options.exclude:
             self.include_reasoning = False
-
-    def _check_calls(self) -> None:
-        """Check that what a tool says answers a call."""
-        known: set[str] = set()
-        for at, message in enumerate(self.messages):
-            known |= {call.id for call in message.tool_calls or ()}
-            if message.tool_call_id is not None and message.tool_call_id not in known:
-                name = f"messages[{at}].tool_call_id"
-                raise FieldError(name, f"{name} is {message.tool_call_id!r}, which no call before it has")
 
     @property
     def offered_functions(self) -> list[Function]:

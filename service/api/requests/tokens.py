@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from quire.engine.errors import FieldError
-from quire.service.api.requests.chat import Messages, check_continuation
+from quire.service.api.requests.chat import Messages, check_answered, check_continuation
 from quire.service.json_fields import ModelName, Text, TokenIds
 from quire.service.text.rendering import TemplateArguments
-from quire.service.text.tools.protocol import Tools
+from quire.service.text.tools.protocol import Tools, check_tools
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -31,8 +31,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
                 if getattr(self, name) not in (None, False):
                     raise FieldError(name, f"{name} belongs to messages, not to a prompt")
-        if self.messages is not None and self.continue_final_message:
+            return
+        assert self.messages is not None
+        check_answered(self.messages)
+        if self.continue_final_message:
             check_continuation(self.messages, self.add_generation_prompt)
+        check_tools(None if self.tools is None else [tool.function for tool in self.tools], None)
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
