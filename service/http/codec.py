@@ -14,6 +14,7 @@ from quire.engine.errors import FieldError
 from quire.service.errors import ERROR_HEADER, ApiError, bad_value, refused
 from quire.service.http.alternatives import allowed
 from quire.service.http.dialects import dialect_of
+from quire.service.http.query import parameters_without_effect
 from quire.service.http.tidying import tidy
 from quire.service.json_fields import MAX_PROMPT_TOKENS
 from quire.service.json_objects import wrong_key
@@ -58,8 +59,10 @@ class Read(NamedTuple, Generic[T]):
 async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Return the request's body. Raises ApiError 400 whose `param` is the field at fault, or 413.
 
-    The fields without effect are noted for the gate, which names them in the answer.
+    The fields without effect, and the URL's parameters, are noted for the gate, which names them in the
+    answer.
     """
+    parameters = parameters_without_effect(request.scope["query_string"], decoder.type)
     body, state = await request.body(), request.scope["state"]
     request.state.received = time.monotonic()
     if body.count(b",") > _MAX_COMMAS:
@@ -67,7 +70,7 @@ async def decode(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
             413, f"the body has more than {_MAX_COMMAS} commas, so more values than a prompt may have tokens"
         )
     found = read(body, decoder, ignore_unknown=state.get("ignore_unknown", False))
-    state["ignored"] = found.ignored
+    state["ignored"] = (*found.ignored, *parameters)
     return found.body
 
 

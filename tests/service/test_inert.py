@@ -18,7 +18,7 @@ from quire.service.inert import INERT, Inert
 from quire.service.text.template import ChatTemplate
 from quire.service.text.tokenizer import Tokenizer
 from tests.service import tiny_tokenizers, tool_templates
-from tests.service.asgi import Reply, post
+from tests.service.asgi import Exchange, Reply, post
 from tests.service.conftest import Service
 from tests.service.grammar_texts import accepts_grammar
 from tests.service.test_tool_parser import hermes
@@ -318,6 +318,50 @@ async def test_tokenize_sees_what_a_chat_sees(caller: Service) -> None:
         assert reply.status == asked.status
         assert reply.body == asked.body if asked.status == 400 else "x-quire-ignored" in asked.headers
         assert reply.headers.get("x-quire-ignored") == asked.headers.get("x-quire-ignored")
+
+
+def call_of(identity: str) -> dict[str, Any]:
+    called = {"id": identity, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return {"role": "assistant", "tool_calls": [called]}
+
+
+async def test_tokenize_refuses_what_a_chat_refuses(caller: Service) -> None:
+    """A result that answers no call before it, and tools that do not go together."""
+    result = {"role": "tool", "tool_call_id": "1", "content": "21"}
+    fine = {"messages": [*HELLO, call_of("1"), result]}
+    for path in (CHAT, "/tokenize"):
+        assert (await post(caller.app, path, fine)).status == 200
+    for body, param in (
+        ({"messages": [*HELLO, result, call_of("1")]}, "messages[1].tool_call_id"),
+        ({"messages": [*HELLO, call_of("2"), result]}, "messages[2].tool_call_id"),
+        ({"messages": HELLO, "tools": [*TOOLS, *TOOLS]}, "tools"),
+    ):
+        asked = await post(caller.app, CHAT, body)
+        reply = await post(caller.app, "/tokenize", body)
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert reply.body == asked.body
+
+
+async def ask_at(service: Service, query: bytes, path: str = CHAT) -> Reply:
+    body = json.dumps({"messages": HELLO, "max_tokens": 2}).encode()
+    asked = Exchange(service.app, "POST", path, body, {"content-type": "application/json"})
+    asked.scope["query_string"] = query
+    return await asked.start().finish()
+
+
+async def test_parameters_of_the_url_have_no_effect_and_are_named(service: Service) -> None:
+    """Anthropic's client sends ?beta=true, and Azure's the version of its API."""
+    reply = await ask_at(service, b"beta=true&api-version=2024-10-21&beta=&%0a=1&user=me")
+    assert ignored(reply) == ["?", "?api-version", "?beta", "?user"]
+    assert ignored(await ask_at(service, b"")) == [""]
+
+
+@pytest.mark.parametrize("name", ["stream", "max_tokens", "temperature", "messages", "functions"])
+async def test_a_field_in_the_url_is_refused(service: Service, name: str) -> None:
+    """Who puts it there expects something of it."""
+    reply = await ask_at(service, f"{name}=1".encode())
+    assert (reply.status, reply.error["param"]) == (400, name)
+    assert not service.engine.streams
 
 
 # -- vLLM's -------------------------------------------------------------------------------------------------
