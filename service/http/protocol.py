@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.service.config import ServiceConfig
 from quire.service.errors import bad_value, not_ready
+from quire.service.http.close_delimited import CloseDelimited
 from quire.service.http.declined_upgrade import declines, head_without_upgrade, parser_for
 from quire.service.http.descriptors import most_connections, raise_limit
 
@@ -49,10 +50,12 @@ def bounded_protocol(config: ServiceConfig) -> type[BoundedHttpProtocol]:
 
 
 class _Parting:
-    """A transport as an answer sees it: to close it is to `part`."""
+    """A transport as an answer sees it: to write is `write`, and to close it is to `part`."""
 
-    def __init__(self, transport: asyncio.Transport, part: Callable[[], None]) -> None:
-        self.write, self.is_closing, self.close = transport.write, transport.is_closing, part
+    def __init__(
+        self, transport: asyncio.Transport, write: Callable[[bytes], None], part: Callable[[], None]
+    ) -> None:
+        self.write, self.is_closing, self.close = write, transport.is_closing, part
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -136,7 +139,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.is_probed = self.is_probed or self.scope.get("path") == "/ready"
         if self.cycle is not None:
-            self.cycle.transport = _Parting(self.transport, self._part)  # type: ignore[assignment]
+            write: Callable[[bytes], None] = self.transport.write
+            if self.parser.get_http_version() == "1.0":
+                write = CloseDelimited(write).write
+                self.cycle.waiting_for_100_continue = False  # which that version does not know, either
+            self.cycle.transport = _Parting(self.transport, write, self._part)  # type: ignore[assignment]
             if self.draining:
                 self.cycle.keep_alive = False
 

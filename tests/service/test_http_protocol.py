@@ -155,6 +155,32 @@ def test_what_is_no_request_is_refused_as_an_api_refuses(live: Live, data: bytes
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+def test_http_1_0_gets_no_chunks(live: Live, streamed: bool, expects: bytes) -> None:
+    """It knows none, nor a 100: the end of a stream is that of its connection."""
+    body = json.dumps({"prompt": "ab", "max_tokens": 3, "stream": streamed}).encode()
+    head = POST.replace(b"HTTP/1.1", b"HTTP/1.0") + KEY + expects + b"Content-Length: %d\r\n\r\n" % len(body)
+    with raw(live) as connection:
+        connection.sendall(head + body)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, said = answer.split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 200 ") and b"transfer-encoding" not in head
+    assert b"connection: close" in head.split(b"\r\n")
+    if streamed:
+        assert said.startswith(b"data: {") and said.endswith(b"\n\ndata: [DONE]\n\n") and b"\r" not in said
+        assert b"content-length" not in head
+    else:
+        assert json.loads(said)["usage"]["completion_tokens"] == 3
+
+
+def test_a_large_answer_of_http_1_0_is_whole(live: Live) -> None:
+    with raw(live) as connection:
+        connection.sendall(b"GET /openapi.json HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert "/v1/completions" in json.loads(answer.split(b"\r\n\r\n", 1)[1])["paths"]
+
+
 def ask_last(live: Live, connection: socket.socket) -> None:
     """Send a request but for its body, and wait until it is answered."""
     before = live.server.server_state.total_requests
