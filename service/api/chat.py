@@ -37,6 +37,7 @@ from quire.service.api.request_params import (
 from quire.service.api.requests.chat import ChatRequest
 from quire.service.api.requests.forms import UNWRAPPED
 from quire.service.api.streams import answer
+from quire.service.api.unread import unread_fields
 from quire.service.errors import bad_value
 from quire.service.http.codec import decode
 from quire.service.http.gate import note_ignored
@@ -190,6 +191,8 @@ async def begin(state: ServerState, connection: HTTPConnection, body: ChatReques
     """Hand the request to the engine. Raises ApiError."""
     model = state.check_model(body.model)
     tokens = await prompt_tokens(state, body)
+    _, tokenizer, _ = state.serving()
+    note_ignored(connection.scope, unread_fields(body.messages, tokenizer.chat_template))
     generation = await generate(state, connection, body, tokens, continues=body.continue_final_message)
     logprobs = bool(body.logprobs)
 

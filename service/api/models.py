@@ -12,6 +12,7 @@ from starlette.responses import Response
 from quire.service.answer.replies import DetokenizeReply, Model, ModelList, TokenizeReply
 from quire.service.api.request_params import check_token_ids
 from quire.service.api.requests.tokens import DetokenizeRequest, TokenizeRequest
+from quire.service.api.unread import unread_fields
 from quire.service.http.codec import JsonResponse, decode
 from quire.service.http.gate import note_ignored
 from quire.service.state import ServerState
@@ -52,7 +53,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
         text, add_special_tokens = body.prompt or "", True
     else:
         arguments, unused = template_arguments(tokenizer, body.chat_template_kwargs, None)
-        note_ignored(request.scope, unused)
+        note_ignored(request.scope, [*unread_fields(body.messages, tokenizer.chat_template), *unused])
         text, add_special_tokens = (
             await render(
                 state.renderer,

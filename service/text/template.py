@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 
 from quire.service.errors import TemplateError
 from quire.service.text.reasoning.formats import reasoning_format_of
+from quire.service.text.template_reads import reads_of_messages
 from quire.service.text.template_sandbox import MAX_CHARS, TemplateSandbox
 from quire.service.text.tools.formats import format_of
 
@@ -56,7 +57,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            environment.parse(source)
+            self.reads_names = reads_of_messages(environment.parse(source), "name")
         except (jinja2.TemplateError, RecursionError) as error:
             raise _does_not_compile(error) from None
         self._environment = environment
@@ -64,6 +65,7 @@ class ChatTemplate:
         self.special_tokens = special_tokens
         self.tool_format = format_of(source)
         self.reasoning_format = reasoning_format_of(source)
+        self.reads_thinking = "reasoning_content" in source or ".thinking" in source
 
     def mentions(self, variable: str) -> bool:
         """Return whether setting `variable` could change anything."""

@@ -50,7 +50,7 @@ DEFAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
             "stream": True,
             "stream_options": {"include_usage": True},
         },
-        [""],
+        ["messages[].name"],
     ),
     (
         "agents",
@@ -301,6 +301,18 @@ async def test_refusals_thoughts_and_names_reach_the_template(make_service: Call
     ]
     assert (await post(service.app, CHAT, {"messages": messages, "max_tokens": 1})).status == 200
     assert prompt_of(service) == "[ann||a][||no][|hm|nor][|so|b][||]"
+
+
+async def test_names_and_thoughts_that_a_template_does_not_show_are_named(service: Service) -> None:
+    thought = {"role": "assistant", "content": "b", "reasoning": "so", "reasoning_content": "so"}
+    messages = [*HELLO, thought, {"role": "user", "content": "a", "name": "ann"}]
+    expected = ["messages[].name", "messages[].reasoning", "messages[].reasoning_content"]
+    assert ignored(await ask(service, messages=messages)) == expected
+    assert ignored(await post(service.app, "/tokenize", {"messages": messages})) == expected
+    shows = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(shows, {}))
+    assert ignored(await ask(service, messages=messages)) == [""]
+    assert ignored(await post(service.app, "/tokenize", {"messages": messages})) == [""]
 
 
 async def test_tokenize_sees_what_a_chat_sees(caller: Service) -> None:

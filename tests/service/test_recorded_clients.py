@@ -23,7 +23,9 @@ REQUESTS = [
 ]
 LAST = {"/v1/responses": "response.completed", "/v1/messages": "message_stop"}
 IGNORED = {
-    "claude_code": ["cache_control", "context_management", "metadata", "output_config.effort", "thinking"],
+    "claude_code": [
+        *("?beta", "cache_control", "context_management", "metadata", "output_config.effort", "thinking"),
+    ],
     "codex": [
         *("client_metadata", "include.reasoning.encrypted_content", "namespace", "prompt_cache_key"),
         *("reasoning.summary", "web_search"),

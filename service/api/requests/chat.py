@@ -24,8 +24,11 @@ from quire.service.text.tools.protocol import (
     check_tools,
 )
 
-_NAME = "Of who speaks, or of the tool: the chat template gets it"
-_REASONING = "The assistant's thinking, as it was returned: the chat template gets it"
+_NAME = "Of who speaks, or of the tool: the chat template gets it, or else X-Quire-Ignored names it"
+_REASONING = (
+    "The assistant's thinking, as it was returned: the chat template gets it, or else X-Quire-Ignored "
+    "names it"
+)
 _REFUSAL = "What the assistant said instead of an answer: the chat template gets it as text"
 _CONTINUE = (
     "The answer goes on where the last message, the assistant's, ends; then add_generation_prompt is false"
