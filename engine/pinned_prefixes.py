@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from quire.engine.core import EngineCore
+from quire.engine.errors import FieldError
 from quire.engine.messages import PoolingParams, Request, SamplingParams
 from quire.engine.schedule.lifecycle import pin
 
@@ -32,15 +33,22 @@ def pin_prefixes(core: EngineCore, prefixes: list[list[int]]) -> int:
         wanted += sum(blocks.windows.blocks_behind(len(run)) for run in runs)
     budget = int(num_blocks * PINNED_SHARE)
     if wanted > budget:
+        most, longest = max((len(tokens), number) for number, tokens in enumerate(prefixes, 1))
         raise ValueError(
             f"--pin-prefix needs {wanted} KV blocks of {size} tokens, but at most {budget} of the "
             f"{num_blocks} there are can be pinned ({PINNED_SHARE:.0%}): pin less, or give the KV cache "
-            "more memory"
+            f"more memory; the longest is prefix {longest}, with {most} tokens"
         )
     for number, tokens in enumerate(prefixes, 1):
         pooling = PoolingParams() if core.scheduler.state.capacity.pools else None
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        core.add(Request(-1, tokens, params, pooling=pooling))
+        try:
+            core.add(Request(-1, tokens, params, pooling=pooling))
+        except FieldError as error:
+            message = (
+                f"prefix {number} of --pin-prefix has {len(tokens)} tokens and cannot be computed: {error}"
+            )
+            raise ValueError(message) from None
         while core.has_work:
             for output in core.step():
                 if output.error is not None:

@@ -16,6 +16,7 @@ from quire.engine.messages import Output, Request, SamplingParams
 from quire.engine.pinned_prefixes import pin_prefixes
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
+from tests.models.any_model import save_tiny
 
 SIZE = 16
 RNG = random.Random(4)
@@ -107,9 +108,25 @@ def test_too_many_empty_ones_or_no_cache_are_refused_with_the_numbers(
         pin_prefixes(core, [SYSTEM, LONGER])
     with pytest.raises(ValueError, match=r"prefix 2 of --pin-prefix has no tokens"):
         pin_prefixes(core, [SYSTEM, []])
+    with pytest.raises(ValueError, match=rf"the longest is prefix 2, with {len(LONGER)} tokens"):
+        pin_prefixes(core, [SYSTEM, LONGER])
     assert not core.has_work and core.stats.cached_blocks == 0
     with pytest.raises(ValueError, match="--no-enable-prefix-caching"):
         pin_prefixes(make_core(llama[0], 9, enable_prefix_caching=False), [SYSTEM])
+
+
+def test_a_prefix_that_cannot_be_computed_is_named(
+    llama: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    """One longer than the context; in a pool of windows one that needs more at once than is kept of it."""
+    long = SYSTEM * 2
+    named = rf"prefix 2 of --pin-prefix has {len(long)} tokens and cannot be computed: the "
+    with pytest.raises(ValueError, match=named + r"prompt has .* --max-model-len"):
+        pin_prefixes(make_core(llama[0], 128, max_model_len=64), [SYSTEM, long])
+    save_tiny("starcoder2", tmp_path, sliding_window=7)
+    core = make_core(tmp_path, 5, enable_prefix_caching=True)
+    with pytest.raises(ValueError, match=named + r"request needs up to \d+ KV blocks .* there are only 5"):
+        pin_prefixes(core, [[5], [5] * len(long)])
 
 
 def test_the_last_block_is_shared_as_far_as_it_agrees_and_never_written(
