@@ -1,6 +1,7 @@
 // The server's HTTP API as this page uses it. Every failure is an ApiError with a sentence for the user.
 
 import { keptKey } from "./key.js";
+import { followShared } from "./shared.js";
 import { readEvents } from "./sse.js";
 
 export class ApiError extends Error {
@@ -85,12 +86,18 @@ export async function onlyContinues(model) {
   }
 }
 
-/** Start-up phases {phase, done, total, unit, seconds}, the last of them "ready". */
-export async function* watchStartup() {
-  const response = await request("/startup");
-  for await (const { data } of eventsOf(response)) {
-    const progress = JSON.parse(data);
-    if (progress.error) throw new ApiError(progress.error.message ?? String(progress.error));
-    yield progress;
-  }
+/**
+ * Calls changed(progress) with start-up phases {phase, done, total, unit, seconds}, the last of them "ready". One window
+ * reads them for all; each of the others reads the last one itself.
+ */
+export function followStartup(changed) {
+  const read = async (tell) => {
+    const response = await request("/startup");
+    for await (const { data } of eventsOf(response)) {
+      const progress = JSON.parse(data);
+      if (progress.error) throw new ApiError(progress.error.message ?? String(progress.error));
+      tell(progress);
+    }
+  };
+  return followShared("quire.startup", null, read, changed);
 }

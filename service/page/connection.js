@@ -1,6 +1,6 @@
 // Whether the server can answer: follows its start-up, learns its models, and comes back after a loss.
 
-import { ApiError, listModels, watchStartup } from "./api.js";
+import { ApiError, followStartup, listModels } from "./api.js";
 import { askForKey } from "./keyprompt.js";
 
 const FIRST_DELAY_MS = 500;
@@ -25,9 +25,9 @@ export class Connection {
     this.#changed({ phase: "connecting" });
     for (let delay = FIRST_DELAY_MS; ; delay = Math.min(delay * 2, MAX_DELAY_MS)) {
       try {
-        for await (const progress of watchStartup()) {
+        await followStartup((progress) => {
           if (progress.phase !== "ready") this.#changed({ phase: "loading", progress });
-        }
+        });
         this.#changed({ phase: "ready", models: await listModels() });
         break;
       } catch (error) {

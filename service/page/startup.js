@@ -47,7 +47,7 @@ export class StartupCard {
     this.#seen.delete(phase); // so that it comes last
     this.#seen.set(phase, seconds);
     this.#title.textContent = NAMES[phase] ?? phase;
-    this.#detail.textContent = total > 0 ? `${amount(done, unit)} of ${amount(total, unit)}` : "";
+    this.#detail.textContent = total > 0 ? howMuch(done, total, unit) : "";
     if (total > 0) {
       this.#bar.max = total;
       this.#bar.value = done;
@@ -60,8 +60,12 @@ export class StartupCard {
   }
 }
 
-function amount(n, unit) {
-  if (unit !== "bytes" && unit !== "B") return `${n.toLocaleString("en")} ${unit}`;
+function howMuch(done, total, unit) {
+  if (unit === "bytes" || unit === "B") return `${bytes(done)} of ${bytes(total)}`;
+  return `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${unit}`;
+}
+
+function bytes(n) {
   if (n < 1e6) return `${(n / 1e3).toFixed(0)} kB`;
   return n < 1e9 ? `${(n / 1e6).toFixed(1)} MB` : `${(n / 1e9).toFixed(2)} GB`;
 }

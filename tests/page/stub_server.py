@@ -108,6 +108,7 @@ class StubServer:
         self.recordings: dict[str, Recording] = {}
         self.stopped = threading.Event()  # a client has stopped an answer
         self.watchers = 0  # so many watch the blocks now
+        self.loading = 0  # so many read /startup now
         self.reset()
         routes = [
             *(Route(path, partial(serve, None)) for path, serve in page_files()),
@@ -175,10 +176,14 @@ class StubServer:
 
     async def _startup(self, request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:
-            for phase in self.phases[:-1]:
-                yield event(phase)
-            await opened(self.loaded)
-            yield event(self.phases[-1])
+            self.loading += 1
+            try:
+                for phase in self.phases[:-1]:
+                    yield event(phase)
+                await opened(self.loaded)
+                yield event(self.phases[-1])
+            finally:
+                self.loading -= 1
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 

@@ -254,6 +254,22 @@ def test_tabs_share_one_stream_of_the_blocks(page: Page, open_tab: OpenTab, stub
         expect(tab.locator("#kv-active")).to_have_text("13")
 
 
+def test_tabs_share_one_stream_of_the_start_up(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
+    """A browser has six connections for each server, and a model may take minutes to load."""
+    stub.loaded.clear()
+    stub.phases.insert(0, {"phase": "weights", "done": 1, "total": 4, "unit": "shards", "seconds": 2.0})
+    page.goto("about:blank")
+    tabs = [open_tab(), open_tab()]
+    for tab in tabs:
+        expect(tab.locator("#startup-detail")).to_have_text("1 of 4 shards")
+    assert stub.loading == 1
+    tabs[0].close()  # another one reads on
+    stub.loaded.set()
+    for tab in tabs[1:]:
+        expect(tab.locator("#startup")).to_be_hidden()
+        expect(tab.locator("#kv-active")).to_have_text("12")
+
+
 def test_without_locks_each_tab_has_lines_of_its_own(page: Page, open_tab: OpenTab, stub: StubServer) -> None:
     """As with plain http on another host."""
     lockless = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
