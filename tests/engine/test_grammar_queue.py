@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.sequences.grammar import Constraint, Grammars
-from quire.engine.sequences.grammar_queue import GrammarQueue
+from quire.engine.sequences.grammar_queue import MAX_SLOW, GrammarQueue
 from tests.engine.toy_grammar import COMPILER, VOCABULARY, deep_rules
 
 LONG = 60.0  # seconds: what is waited for comes
@@ -97,6 +97,38 @@ def test_who_waits_for_a_slower_grammar_is_passed_and_all_others_keep_their_orde
     assert queue.take(0.0) == [] and len(queue) == 3
     grammars.gates[SECOND].set()
     assert sorted(taken(queue, 3)) == [(1, True), (3, True), (5, True)]
+
+
+def test_a_grammar_that_takes_too_long_holds_up_no_others() -> None:
+    """It may never end. Once it does, who waits for it gets it."""
+    grammars = Gated(FIRST)
+    queue = GrammarQueue(grammars, patience=0.0)
+    for i, grammar in enumerate([FIRST, SECOND, FIRST, THIRD]):
+        queue.add(request(i, grammar))
+    assert grammars.begun[FIRST].wait(LONG)
+    assert taken(queue, 2) == [(1, True), (3, True)]
+    queue.add(request(4, FIRST))
+    queue.abort(2)
+    assert len(queue) == 2
+    grammars.gates[FIRST].set()
+    assert taken(queue, 2) == [(0, True), (4, True)]
+    assert grammars.compiled == {FIRST: 1, SECOND: 1, THIRD: 1}
+
+
+def test_only_a_few_grammars_take_too_long_at_once() -> None:
+    """So many threads may never end; what follows waits for one of them."""
+    slow = [LLMatcher.grammar_from_regex(f"[a-z]{{{i}}}") for i in range(1, MAX_SLOW + 2)]
+    grammars = Gated(*slow)
+    queue = GrammarQueue(grammars, patience=0.0)
+    for i, grammar in enumerate([*slow, FIRST]):
+        queue.add(request(i, grammar))
+        if grammar in slow:
+            assert grammars.begun[grammar].wait(LONG)
+            assert queue.take(0.0) == []
+    assert queue.take(0.0) == [] and not grammars.compiled[FIRST]
+    for grammar in slow:
+        grammars.gates[grammar].set()
+    assert sorted(taken(queue, len(slow) + 1)) == [(i, True) for i in range(len(slow) + 1)]
 
 
 def test_a_grammar_that_nobody_wants_any_more_is_not_compiled() -> None:
