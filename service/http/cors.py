@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from quire.service.origins import ANY
 
 _METHODS = ("DELETE", "GET", "HEAD", "POST")
-_SHOWN = ("Retry-After", "X-Quire-Error", "X-Quire-Ignored", "X-Quire-Route", "X-Request-Id")
+_SHOWN = ("Request-Id", "Retry-After", "X-Quire-Error", "X-Quire-Ignored", "X-Quire-Route", "X-Request-Id")
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -57,6 +57,7 @@ class Dialect:
     content_type: bytes  # of a stream
     framing: Framing
     keep_alive: bytes  # what an idle stream gets; empty: nothing can be sent that says nothing
+    request_id: tuple[bytes, ...] = ()  # headers beside X-Request-Id in which its clients look for it
 
     def body(self, error: ApiError) -> bytes:
         return msgspec.json.encode(self.error(error))
@@ -94,7 +95,7 @@ _EVENTS = b"text/event-stream; charset=utf-8"
 _COMMENT = b": keep-alive\n\n"
 
 OPENAI = Dialect(_as_openai, "", _EVENTS, SSE, _COMMENT)
-ANTHROPIC = Dialect(_as_anthropic, "error", _EVENTS, SSE, _COMMENT)
+ANTHROPIC = Dialect(_as_anthropic, "error", _EVENTS, SSE, _COMMENT, (b"request-id",))
 OLLAMA = Dialect(_as_ollama, "", b"application/x-ndjson", LINES, b"")
 
 STREAM_TYPES = frozenset({"text/event-stream", "application/x-ndjson"})

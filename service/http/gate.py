@@ -80,7 +80,10 @@ class Gate:
             nonlocal status
             if message["type"] in _BEGINNINGS:
                 status = message.get("status", 101)
-                own = [(b"x-request-id", request_id), *self._ignored(scope)]
+                own = [
+                    (name, request_id) for name in (b"x-request-id", *dialect_of(scope["path"]).request_id)
+                ]
+                own += self._ignored(scope)
                 if "traceparent" in scope["state"]:
                     own.append((b"traceparent", scope["state"]["traceparent"]))
                 message["headers"] = [*message.get("headers", ()), *own]

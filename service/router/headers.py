@@ -20,6 +20,7 @@ _OWN = frozenset(
         b"proxy-authenticate",
         b"proxy-authorization",
         b"proxy-connection",
+        b"request-id",  # what Anthropic's clients call x-request-id
         b"sec-websocket-extensions",
         b"sec-websocket-key",
         b"sec-websocket-protocol",

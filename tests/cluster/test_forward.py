@@ -94,6 +94,17 @@ def test_everything_is_passed_on_and_back(make: Make) -> None:
     assert received["x-request-id"] == models.headers["x-request-id"] != "mine"  # one made by the router
 
 
+def test_a_message_has_its_id_once_as_anthropics_clients_look_for_it(make: Make) -> None:
+    def say_with_id(exchange: Exchange) -> None:
+        exchange.reply(200, REPLY, request_id=exchange.headers["x-request-id"])
+
+    router, _ = make(say_with_id)
+    for path, names in (("/v1/messages", ("request-id", "x-request-id")), (CHAT, ("x-request-id",))):
+        answer = httpx.post(f"{router.url}{path}", json={}, headers={"x-request-id": "mine"})
+        for name in names:
+            assert answer.headers.get_list(name) == ["mine"]
+
+
 def test_a_stream_is_passed_byte_for_byte(make: Make) -> None:
     router, (_replica,) = make(stream)
     answer = post(router)

@@ -88,6 +88,12 @@ async def test_request_id(service: Service, given: str, kept: bool) -> None:
         assert reply.headers["x-request-id"]
 
 
+async def test_anthropics_clients_find_the_request_id_where_they_look(service: Service) -> None:
+    for path, has in (("/v1/messages", True), ("/v1/messages/count_tokens", True), ("/v1/models", False)):
+        reply = await post(service.app, path, {"model": "tiny"})
+        assert reply.headers.get("request-id") == (reply.headers["x-request-id"] if has else None)
+
+
 async def test_request_ids_differ(service: Service) -> None:
     ids = {(await get(service.app, "/health")).headers["x-request-id"] for _ in range(5)}
     assert len(ids) == 5
