@@ -101,6 +101,9 @@ _ACCOUNTING = (
     Inert("prompt_cache_options", _Anything, "KV blocks stay while there is room"),
     Inert("verbosity", Literal["low", "medium", "high"], "models here have no such setting"),
 )
+_DIRECT = dict[Literal["type"], Literal["direct"]]
+_TOKEN = Annotated[str, Meta(max_length=4096)]
+_MODERATION = Refused("moderation", "the server judges no texts")
 _GIVEN_BACK = ("safety_identifier", "service_tier", "prompt_cache_key")  # with a response, so in its own type
 _NOT_PROMPT = "only the prompt is counted"
 _OBFUSCATION = Inert("include_obfuscation", bool, "nothing is padded: use TLS")
@@ -134,6 +137,7 @@ INERT: dict[str, tuple[Row, ...]] = {
             "text is all there is",
         ),
         Inert("include", Annotated[list[_Label], Meta(max_length=32)], "there is nothing more to include"),
+        _MODERATION,
         Refused("audio", "models here write text"),
         Refused("prediction", "predicted output is not used"),
         Refused("functions", "give tools"),
@@ -186,6 +190,8 @@ INERT: dict[str, tuple[Row, ...]] = {
         *(row for row in _ACCOUNTING if row.name not in _GIVEN_BACK),
         Inert("client_metadata", _Anything, "your own labels"),
         Inert("stream_options", Annotated[dict[str, bool], Meta(max_length=1)], "nothing is padded: use TLS"),
+        _MODERATION,
+        Refused("context_management", "no input is made shorter: send what the model is to see"),
         Refused("conversation", "give previous_response_id, or the whole conversation as input"),
         Refused("prompt", "there are no stored prompts: give input"),
     ),
@@ -214,15 +220,28 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("service_tier", Literal["auto", "standard_only"], _NOT_PROMPT),
     ),
     "PromptFields": (
+        Inert("diagnostics", _Anything, "GET /v1/requests/{id}/why tells what the cache had"),
+        Inert(
+            "fallbacks",
+            Literal["default"] | Annotated[list[_Anything], Meta(max_length=16)],
+            "no request is declined for another model",
+        ),
+        Inert("fallback_credit_token", _TOKEN | _Anything, "nobody is billed"),
+        Inert("billing_policy", _Anything, "nobody is billed"),
+        Refused("compaction", "ask for a summary in a message"),
+        Refused("container", "the server runs no code"),
         Refused("mcp_servers", "the server reaches no others: run their tools in the client"),
         Refused("thread", "send the whole conversation (the client's tool_runner takes thread=False)"),
     ),
     "InputItem": (
         Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
         Inert("created_by", _Label, "your own label"),
+        Inert("caller", _DIRECT, "models here call tools themselves"),
     ),
     "ContentPart": (_CACHE_CONTROL, _BREAKPOINT),
     "Reasoning": (
+        Inert("context", Literal["auto"], "the chat template says which thinking a model is shown again"),
+        Inert("mode", Literal["standard"], "there is one"),
         Inert("generate_summary", Literal["auto", "concise", "detailed"], "thinking is given as it is"),
     ),
     "TextOptions": (

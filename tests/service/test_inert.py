@@ -149,6 +149,7 @@ async def test_what_would_change_the_answer_is_refused_by_name(make_service: Cal
             (CHAT, {"logits_processors": ["os.system"]}, "logits_processors"),
             (CHAT, {"audio": {"voice": "alloy"}}, "audio"),
             (CHAT, {"web_search_options": {}}, "web_search_options"),
+            (CHAT, {"moderation": {"model": "omni-moderation-latest"}}, "moderation"),
             (CHAT, {"prediction": {"type": "content", "content": "x"}}, "prediction"),
             (CHAT, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
             (TEXT, {"suffix": "the end"}, "suffix"),
@@ -183,6 +184,38 @@ async def test_a_response_has_openai_s_cache_and_its_older_name_of_a_summary(ser
         "prompt_cache_options",
         "reasoning.generate_summary",
     ]
+
+
+async def test_what_openai_returns_of_calls_is_taken_back(caller: Service) -> None:
+    direct = {"caller": {"type": "direct"}}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", **direct}
+    output = {"type": "function_call_output", "call_id": "a", "output": "x", "name": "f", **direct}
+    body = {
+        "input": [{"role": "user", "content": "hello"}, call, output],
+        "reasoning": {"context": "auto", "mode": "standard"},
+    }
+    expected = ["input[].caller", "input[].name", "reasoning.context", "reasoning.mode"]
+    assert ignored(await post(caller.app, "/v1/responses", body)) == expected
+    result = "<tool_response>\n{{ message.content }}"
+    shows = tool_templates.HERMES.replace(result, "[{{ message.name }}|{{ message.content }}]")
+    caller.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(shows, {}))
+    assert "input[].name" not in ignored(await post(caller.app, "/v1/responses", body))
+    assert "[f|x]" in prompt_of(caller)
+
+
+async def test_what_is_about_other_models_and_bills_has_no_effect_on_messages(service: Service) -> None:
+    fields: dict[str, Any] = {
+        "diagnostics": {"previous_message_id": None},
+        "fallbacks": "default",
+        "fallback_credit_token": "token",
+        "billing_policy": {"type": "billing_policy", "bill_to": "self"},
+    }
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 2}
+    assert ignored(await post(service.app, "/v1/messages", body | fields)) == sorted(fields)
+    for name, value in (("compaction", {"type": "a"}), ("container", "container_1")):
+        reply = await post(service.app, "/v1/messages", {**body, name: value})
+        assert (reply.status, reply.json()["error"]["code"]) == (400, "unsupported_field")
+        assert reply.json()["error"]["message"].startswith(name)
 
 
 FLAT = {

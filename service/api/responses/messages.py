@@ -28,7 +28,8 @@ def with_input(history: list[TemplateMessage], given: str | list[InputItem]) -> 
             if item.call_id not in known:
                 name = f"input[{at}].call_id"
                 raise bad_value(name, f"{name} is {item.call_id!r}, which no function_call before it has")
-            messages.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id})
+            named = {} if item.name is None else {"name": item.name}
+            messages.append({"role": "tool", "content": item.text, "tool_call_id": item.call_id, **named})
         elif item.type == "reasoning":
             _add_thought(messages, item.thought)
         elif item.role == "assistant":

@@ -94,7 +94,10 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-_MAY_HAVE = {"reasoning": ("content", "summary", "encrypted_content")}
+_MAY_HAVE = {
+    "function_call_output": ("name",),
+    "reasoning": ("content", "summary", "encrypted_content"),
+}
 _OWN_FIELDS = ("role", "content", "call_id", "name", "arguments", "output", "summary", "encrypted_content")
 # by role or type; else input_text
 _PARTS_OF = {"assistant": ("output_text", "refusal"), "reasoning": ("reasoning_text",)}
@@ -102,8 +105,8 @@ _PARTS_OF = {"assistant": ("output_text", "refusal"), "reasoning": ("reasoning_t
 
 class InputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A message (role, content) or a function_call (call_id, name, arguments), of the client or of an earlier
-    response, the function_call_output (call_id, output) of a call, reasoning of an earlier response, or an
-    item_reference (id) to any item of one that was stored.
+    response, the function_call_output (call_id, output, name) of a call, reasoning of an earlier response, or
+    an item_reference (id) to any item of one that was stored.
     """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = (
@@ -235,6 +238,12 @@ class ResponseRequest(ResponseSampling, kw_only=True, forbid_unknown_fields=True
         names += ["reasoning.summary"] if self.reasoning is not None and self.reasoning.summary else []
         names += [f"include.{each}" for each in self.include or () if each != LOGPROBS]
         return [*names, *left_out(self.tools or (), _FUNCTIONS)]
+
+    @property
+    def names_results(self) -> bool:
+        """Return whether what a call gave has the name of its function."""
+        items = () if isinstance(self.input, str) else self.input
+        return any(item.type == "function_call_output" and item.name is not None for item in items)
 
     @property
     def effort(self) -> ReasoningEffort | None:

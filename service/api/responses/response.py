@@ -218,7 +218,9 @@ async def begin(
     model = state.check_model(body.model)
     check_sampled_ids(body, info)
     arguments, unused = template_arguments(tokenizer, None, body.effort)
-    note_ignored(connection.scope, [*body.ignored_fields, *["reasoning.effort"] * bool(unused)])
+    unread = tokenizer.chat_template is not None and not tokenizer.chat_template.reads_names
+    names = ["input[].name"] * (unread and body.names_results)
+    note_ignored(connection.scope, [*body.ignored_fields, *names, *["reasoning.effort"] * bool(unused)])
     times = state.times_of(connection, model)
     state.admit(1)
     given = await _resolved(state, connection, body.input)
