@@ -23,6 +23,7 @@ from tests.service.asgi import exchange, post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.fake_engine import FakeEngine, make_info
+from tests.service.grammar_texts import accepts_grammar
 from tests.service.inline_renderer import InlineRenderer
 from tests.service.live import Live
 from tests.service.test_responses import events_of
@@ -293,6 +294,35 @@ async def test_the_engine_is_asked_what_chat_asks_it(speaker: Callable[..., Spea
     assert len(grammars) == (6 if strict else 4)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_of_the_tools_in_the_prompt_only_those_that_are_allowed_are_called(
+    speaker: Callable[..., Speaker], mode: str
+) -> None:
+    """The prompt is that of all, so that its beginning stays in the cache."""
+    service = speaker(TALK if mode == "auto" else hermes("f", "{}"))
+    allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "f"}]}
+    reply = await service.reply(tool_choice=allowed)
+    assert reply["tool_choice"] == allowed
+    assert [item["name"] for item in reply["output"] if item["type"] == "function_call"] == ["f"]
+    named = [{"type": "function", "function": {"name": "f"}}]
+    chat_choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+    messages = [{"role": "user", "content": "hello"}]
+    offered = [tool("get_weather", PARAMETERS), tool("f")]
+    body = {"messages": messages, "tools": offered, "tool_choice": chat_choice}
+    assert (await post(service.app, CHAT, body)).status == 200
+    await service.reply(tool_choice="auto")
+    response, chat, whole = service.engine.streams
+    assert response.prompt == chat.prompt == whole.prompt
+    grammar = response.params.grammar
+    assert grammar == chat.params.grammar
+    assert accepts_grammar(service.tokenizer, grammar, hermes("f", "{}"))
+    assert not accepts_grammar(service.tokenizer, grammar, hermes("get_weather", ARGUMENTS))
+    assert accepts_grammar(service.tokenizer, grammar, "I say so.") == (mode == "auto")
+    other = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "g"}]}
+    refused = await post(service.app, PATH, {"input": "hello", "tools": TOOLS, "tool_choice": other})
+    assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+
+
 CALLED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 ANSWER = {"type": "function_call_output", "call_id": "a", "output": "x"}
 NOT = {"type": "json_schema", "name": "answer", "schema": {"not": {}}}
@@ -306,7 +336,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tools[0].defer_loading", {"tools": [flat("f") | {"defer_loading": True}]}, "defer_loading"),
     ("tools", {"tools": [flat("f", {"type": "object", "properties": {"a": {"not": {}}}})]}, "not"),
     ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "'g'"),
-    ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "allowed_tools"),
+    ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "custom"}}, "'allowed_tools', 'function'"),
+    ("tool_choice.mode", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "missing"),
     ("tool_choice", {"tool_choice": "required"}, "tools"),
     ("text.format", {"tools": TOOLS, "text": {"format": NOT}}, "not"),
     ("ignore_eos", {"tools": TOOLS, "ignore_eos": True}, "tools"),

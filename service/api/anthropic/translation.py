@@ -116,7 +116,7 @@ def _choice(body: PromptFields, tools: list[Tool]) -> ToolChoice | None:
                 raise FieldError(
                     "tool_choice", f"tool_choice names {name!r}, which is none of the tools here"
                 )
-            return ChosenTool(type="function", function=ChosenFunction(name=name))
+            return ChosenTool(function=ChosenFunction(name=name))
         case AnyChoice():
             return "required"
         case NoChoice():

@@ -19,7 +19,8 @@ _FLAT_STRICT = "true (if left out): the arguments always fit the parameters, wha
 _CALL_ID = "As it was returned, or your own"
 _TOOL_CHOICE = (
     "none: as if there were no tools; auto (if left out): the model decides; required: it must call at "
-    "least one; a function: it must call that one, once. With the last two, arguments fit the parameters"
+    "least one; a function: it must call that one, once; allowed_tools: auto or required, but of some of the "
+    "tools, while the prompt has all. Where one must be called, arguments fit the parameters"
 )
 _PARALLEL = "false: at most one call, after which the answer ends"
 
@@ -75,20 +76,54 @@ class ChosenFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: FunctionName
 
 
-class ChosenTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["function"]
+class ChosenTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
     function: ChosenFunction
 
+    @property
+    def name(self) -> str:
+        return self.function.name
 
-class FlatChosenTool(ChosenFunction, kw_only=True, forbid_unknown_fields=True):
+
+class FlatChosenTool(
+    ChosenFunction, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="function"
+):
     """As the Responses API writes it."""
 
-    type: Literal["function"]
+
+AllowedMode = Literal["auto", "required"]
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    mode: AllowedMode
+    tools: Annotated[list[ChosenTool], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    allowed_tools: AllowedTools
+
+    @property
+    def mode(self) -> AllowedMode:
+        return self.allowed_tools.mode
+
+    @property
+    def tools(self) -> list[ChosenTool]:
+        return self.allowed_tools.tools
+
+
+class FlatAllowedChoice(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
+):
+    """As the Responses API writes it."""
+
+    mode: AllowedMode
+    tools: Annotated[list[FlatChosenTool], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 ChoiceMode = Literal["none", "auto", "required"]
-ToolChoice = Annotated[ChoiceMode | ChosenTool, Meta(description=_TOOL_CHOICE)]
-FlatToolChoice = Annotated[ChoiceMode | FlatChosenTool, Meta(description=_TOOL_CHOICE)]
+ToolChoice = Annotated[ChoiceMode | ChosenTool | AllowedChoice, Meta(description=_TOOL_CHOICE)]
+FlatToolChoice = Annotated[ChoiceMode | FlatChosenTool | FlatAllowedChoice, Meta(description=_TOOL_CHOICE)]
 ParallelCalls = Annotated[bool, Meta(description=_PARALLEL)]
 
 
@@ -120,9 +155,22 @@ ToolCalls = Annotated[list[ToolCall], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 def chosen_name(choice: ToolChoice | FlatToolChoice | None) -> str | None:
     """Return the name of the one function that must be called, if one is named."""
-    if isinstance(choice, ChosenTool):
-        return choice.function.name
-    return choice.name if isinstance(choice, FlatChosenTool) else None
+    return choice.name if isinstance(choice, ChosenTool | FlatChosenTool) else None
+
+
+def allowed_names(choice: ToolChoice | FlatToolChoice | None) -> list[str] | None:
+    """Return the names of those that may be called; None: all may."""
+    if isinstance(choice, AllowedChoice | FlatAllowedChoice):
+        return [tool.name for tool in choice.tools]
+    chosen = chosen_name(choice)
+    return None if chosen is None else [chosen]
+
+
+def must_call(choice: ToolChoice | FlatToolChoice | None) -> bool:
+    """Return whether one has to be called."""
+    if isinstance(choice, AllowedChoice | FlatAllowedChoice):
+        return choice.mode == "required"
+    return choice == "required" or chosen_name(choice) is not None
 
 
 def check_tools(functions: Sequence[Function] | None, choice: ToolChoice | FlatToolChoice | None) -> None:
@@ -149,6 +197,6 @@ def check_tools(functions: Sequence[Function] | None, choice: ToolChoice | FlatT
         except ValueError as error:
             message = f"tools has too large parameters in {function.name!r}: {error}"
             raise FieldError("tools", message) from None
-    chosen = chosen_name(choice)
-    if chosen is not None and chosen not in names:
-        raise FieldError("tool_choice", f"tool_choice names {chosen!r}, which is none of the tools")
+    other = next((name for name in allowed_names(choice) or () if name not in names), None)
+    if other is not None:
+        raise FieldError("tool_choice", f"tool_choice names {other!r}, which is none of the tools")

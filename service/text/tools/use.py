@@ -13,7 +13,14 @@ from quire.service.text.structured import Document, Form, lark_grammar
 from quire.service.text.tools.formats import CallFormat
 from quire.service.text.tools.held_answers import CallsOrDocument, OnlyCalls
 from quire.service.text.tools.lark import json_of
-from quire.service.text.tools.protocol import FlatToolChoice, Function, ToolChoice, chosen_name
+from quire.service.text.tools.protocol import (
+    FlatToolChoice,
+    Function,
+    ToolChoice,
+    allowed_names,
+    chosen_name,
+    must_call,
+)
 from quire.service.text.tools.regions import RegionFormat, RegionParser
 
 if TYPE_CHECKING:
@@ -42,6 +49,7 @@ class ToolUse:
     functions: tuple[Function, ...]
     forced: bool  # it must call one
     parallel: bool
+    is_told: bool  # what it may call is a grammar's to say
     tokenizer: Tokenizer
     document: Document | None = None  # what it says if it calls none
 
@@ -55,10 +63,10 @@ class ToolUse:
         form = None if template is None else template.tool_format
         if form is None or not body.offered_functions:
             return None
-        chosen = chosen_name(body.tool_choice)
-        functions = [each for each in body.offered_functions if chosen is None or each.name == chosen]
-        parallel = body.parallel_tool_calls is not False and chosen is None
-        forced = chosen is not None or body.tool_choice == "required"
+        allowed = allowed_names(body.tool_choice)
+        functions = [each for each in body.offered_functions if allowed is None or each.name in allowed]
+        parallel = body.parallel_tool_calls is not False and chosen_name(body.tool_choice) is None
+        forced = must_call(body.tool_choice)
         document = None if forced else body.document
         if document is not None and not form.tells_from_calls(document.schema):
             field = document.field
@@ -68,7 +76,8 @@ class ToolUse:
                 "call, and this model's calls are bare JSON: the schema must be an object, with "
                 "additionalProperties false and no property 'parameters'",
             )
-        return cls(form, tuple(functions), forced, parallel, tokenizer, document)
+        is_told = any(each.strict for each in functions) or allowed is not None
+        return cls(form, tuple(functions), forced, parallel, is_told, tokenizer, document)
 
     def form(self) -> Form | None:
         """Return what the text must be so that all calls are right that have to be, or the document.
@@ -81,7 +90,7 @@ class ToolUse:
             rules = self.format.call_or_document(*given, parallel=several, document=document)
         elif self.forced:
             rules = self.format.must_call(*given, parallel=several)
-        elif any(function.strict for function in self.functions):
+        elif self.is_told:
             rules = self.format.may_call(*given, parallel=several)
         else:
             return None
