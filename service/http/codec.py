@@ -25,6 +25,7 @@ T = TypeVar("T")
 _MAX_COMMAS = MAX_PROMPT_TOKENS + 4096
 
 _PATH = re.compile(r"`\$\.?([^`]*)`$")
+_AT = re.compile(r" - at `[^`]*`$")
 _ENTRY = re.compile(r" - at `(?:\$\.(\w+)\[\.\.\.\]`|key` in `\$\.(\w+)`)$")
 _NAMED = re.compile(r"(unknown field|missing required field) `([^`]*)`")
 
@@ -138,5 +139,5 @@ def _bad_field(error: msgspec.ValidationError, kind: Any, body: Any) -> ApiError
         if key is not None:
             return bad_value(f"{field}.{key}", f"{field}.{key}: {_ENTRY.sub('', message)}")
     if path:
-        return bad_value(path, f"{path}: {message}{allowed(kind, message)}")
+        return bad_value(path, f"{path}: {_AT.sub('', message)}{allowed(kind, message)}")
     return bad_value(None, message)

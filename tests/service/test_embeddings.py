@@ -225,7 +225,7 @@ async def test_each_kind_of_model_says_what_it_can(make_service: Callable[..., S
     missing = await ask(embeds, input="a", model="other")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
     old = await post(embeds.app, "/api/embed", {"model": "other", "input": "a"})
-    assert old.status == 404 and set(old.json()) == {"error"}
+    assert old.status == 404 and set(old.json()) == {"error", "code"}
 
 
 async def test_a_client_that_leaves_gives_up_its_prompts(make_service: Callable[..., Service]) -> None:

@@ -267,6 +267,18 @@ async def test_a_base_url_with_too_little_or_too_much_is_told(service: Service) 
         assert (reply.status, message.startswith(expected)) == (404, True)
 
 
+async def test_a_field_is_named_once(service: Service) -> None:
+    for path, body, message in (
+        ("/v1/chat/completions", {**CHAT, "temperature": 3}, "temperature: Expected `float` <= 2.0"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user"}]},
+            "messages[0]: a message of the role 'user' needs content",
+        ),
+    ):
+        assert (await post(service.app, path, body)).error["message"] == message
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 async def test_unknown_fields_are_named(service: Service, name: str) -> None:
     for path, good in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
