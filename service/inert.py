@@ -87,6 +87,7 @@ def is_empty(value: Any) -> bool:
 
 _CACHE_CONTROL = Inert("cache_control", _Anything, "prefixes are cached by themselves")
 _BREAKPOINT = Inert("prompt_cache_breakpoint", _Anything, "prefixes are cached by themselves")
+_INDEX = Inert("index", Annotated[int, Meta(ge=0, le=1 << 16)], "they stand in their order")
 _LABELS = Inert("metadata", _Labels, "labels of a store that is not kept")
 _ACCOUNTING = (
     Inert("user", Annotated[str, Meta(max_length=256)], "your own label"),
@@ -157,7 +158,18 @@ INERT: dict[str, tuple[Row, ...]] = {
         Inert("phase", Literal["commentary", "final_answer"], "templates know no phases"),
         Inert("provider_specific_fields", _Anything, "another server's"),
         Refused("audio", "messages are text"),
+        Refused("images", "messages are text"),
         Refused("function_call", "give tool_calls"),
+    ),
+    "ThoughtPart": (
+        _CACHE_CONTROL,
+        _INDEX,
+        Inert("signature", Annotated[str, Meta(max_length=MAX_BYTES)], "nobody checks it"),
+    ),
+    "RedactedThoughtPart": (
+        _CACHE_CONTROL,
+        _INDEX,
+        Inert("data", Annotated[str, Meta(max_length=MAX_BYTES)], "only whoever wrote it can read it"),
     ),
     "TextPart": (
         _CACHE_CONTROL,
@@ -167,7 +179,7 @@ INERT: dict[str, tuple[Row, ...]] = {
     "RefusalPart": (_CACHE_CONTROL,),
     "ToolCall": (
         _CACHE_CONTROL,
-        Inert("index", Annotated[int, Meta(ge=0, le=1 << 16)], "calls stand in their order"),
+        _INDEX,
         Inert("provider_specific_fields", _Anything, "another server's"),
     ),
     "Tool": (_CACHE_CONTROL,),

@@ -16,7 +16,7 @@ def unread_fields(messages: Sequence[Message], template: ChatTemplate | None) ->
     if template is None:
         return
     unread = [] if template.reads_names else ["name"]
-    unread += [] if template.reads_thinking else ["reasoning", "reasoning_content"]
+    unread += [] if template.reads_thinking else ["reasoning", "reasoning_content", "thinking_blocks"]
     for field in unread:
         if any(getattr(message, field) for message in messages):
             yield f"messages[].{field}"

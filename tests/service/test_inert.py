@@ -339,13 +339,32 @@ async def test_refusals_thoughts_and_names_reach_the_template(make_service: Call
 async def test_names_and_thoughts_that_a_template_does_not_show_are_named(service: Service) -> None:
     thought = {"role": "assistant", "content": "b", "reasoning": "so", "reasoning_content": "so"}
     messages = [*HELLO, thought, {"role": "user", "content": "a", "name": "ann"}]
-    expected = ["messages[].name", "messages[].reasoning", "messages[].reasoning_content"]
+    blocks = {"role": "assistant", "thinking_blocks": [{"type": "thinking", "thinking": "so"}]}
+    messages.append(blocks | {"content": "c"})
+    fields = ("name", "reasoning", "reasoning_content", "thinking_blocks")
+    expected = [f"messages[].{field}" for field in fields]
     assert ignored(await ask(service, messages=messages)) == expected
     assert ignored(await post(service.app, "/tokenize", {"messages": messages})) == expected
     shows = "{% for m in messages %}{{ m.name }}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
     service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(shows, {}))
     assert ignored(await ask(service, messages=messages)) == [""]
     assert ignored(await post(service.app, "/tokenize", {"messages": messages})) == [""]
+
+
+async def test_what_litellm_returns_is_taken_back(make_service: Callable[..., Service]) -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    service = make_service()
+    service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(source, {}))
+    first = {"type": "thinking", "thinking": "hm", "signature": "x", "index": 0}
+    blocks = [first, {"type": "redacted_thinking", "data": "y"}, {"type": "thinking", "thinking": "so"}]
+    said = {"role": "assistant", "content": "a", "images": [], "annotations": [], "thinking_blocks": blocks}
+    reply = await ask(service, messages=[*HELLO, said, {**said, "reasoning_content": "hm so"}])
+    assert ignored(reply) == [
+        f"messages[].thinking_blocks[].{field}" for field in ("data", "index", "signature")
+    ]
+    assert prompt_of(service) == "[|hello][hm\nso|a][hm so|a]"
+    image = await ask(service, messages=[{**said, "images": [{"image_url": {"url": "data:"}}]}])
+    assert (image.status, image.error["param"]) == (400, "messages[0].images")
 
 
 async def test_tokenize_sees_what_a_chat_sees(caller: Service) -> None:

@@ -29,6 +29,7 @@ _REASONING = (
     "The assistant's thinking, as it was returned: the chat template gets it, or else X-Quire-Ignored "
     "names it"
 )
+_THOUGHTS = "The same, where neither reasoning nor reasoning_content is given"
 _REFUSAL = "What the assistant said instead of an answer: the chat template gets it as text"
 _CONTINUE = (
     "The answer goes on where the last message, the assistant's, ends; then add_generation_prompt is false"
@@ -62,6 +63,21 @@ class RefusalPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_
 Parts = Annotated[list[TextPart | RefusalPart], Meta(min_length=1, max_length=1024)]
 
 
+class ThoughtPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
+    """As LiteLLM has it, beside `reasoning_content`, which has the same text."""
+
+    thinking: Text
+
+
+class RedactedThoughtPart(
+    msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="redacted_thinking"
+):
+    """Only whoever wrote it can read it."""
+
+
+Thoughts = Annotated[list[ThoughtPart | RedactedThoughtPart], Meta(min_length=1, max_length=1024)]
+
+
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The assistant's may have calls beside or instead of content; a tool's answers one of them."""
 
@@ -71,11 +87,12 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     refusal: Annotated[Text, Meta(description=_REFUSAL)] | None = None
     reasoning: Annotated[Text, Meta(description=_REASONING)] | None = None
     reasoning_content: Annotated[Text, Meta(description=_REASONING)] | None = None
+    thinking_blocks: Annotated[Thoughts, Meta(description=_THOUGHTS)] | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: CallId | None = None
 
     def __post_init__(self) -> None:
-        for field in ("tool_calls", "refusal", "reasoning", "reasoning_content"):
+        for field in ("tool_calls", "refusal", "reasoning", "reasoning_content", "thinking_blocks"):
             if getattr(self, field) and self.role != "assistant":
                 raise FieldError(field, f"{field} belongs to the role 'assistant', not to {self.role!r}")
         if (self.tool_call_id is None) == (self.role == "tool"):
@@ -88,15 +105,20 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         content = self.content or self.refusal or ""
         return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
+    @property
+    def thought(self) -> str:
+        """Return what was thought, by the first of its names."""
+        parts = (part.thinking for part in self.thinking_blocks or () if isinstance(part, ThoughtPart))
+        return self.reasoning or self.reasoning_content or "\n".join(parts)
+
     def as_template_message(self) -> dict[str, Any]:
         """Return plain types, as templates expect; a developer speaks as the system."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
         if self.name is not None:
             message["name"] = self.name
-        thinking = self.reasoning or self.reasoning_content
-        if thinking:
-            message["reasoning_content"] = thinking
+        if self.thought:
+            message["reasoning_content"] = self.thought
         if self.tool_calls is not None:
             message["tool_calls"] = [call.as_template_call() for call in self.tool_calls]
         if self.tool_call_id is not None:
