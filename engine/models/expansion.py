@@ -10,9 +10,10 @@ import torch
 from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
+from quire.engine.models.nvfp4_files import expand_nvfp4
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
-from quire.engine.models.quantisation import BITSANDBYTES, Quantised
+from quire.engine.models.quantisation import BITSANDBYTES, MXFP4, NVFP4, Quantised
 
 logger = logging.getLogger("quire.engine")
 
@@ -31,6 +32,8 @@ def expand_files(
         return list(expand_packed(files, quantised, dtype, device))
     if quantised == BITSANDBYTES:
         return list(expand_bitsandbytes(files, dtype, device))
+    if quantised == NVFP4:
+        return list(expand_nvfp4(files, dtype, device))
     return files
 
 
@@ -62,9 +65,11 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             dtype.itemsize,
         )
     else:
+        numbers, held = (32, 17) if quantised == MXFP4 else (16, 9)  # of a block, and its bytes
         logger.info(
-            "weights that files have in MXFP4 are loaded as the %s numbers that they stand for, in %.1f "
+            "weights that files have in %s are loaded as the %s numbers that they stand for, in %.1f "
             "times the bytes",
+            quantised.upper(),
             name,
-            dtype.itemsize * 32 / 17,
+            dtype.itemsize * numbers / held,
         )

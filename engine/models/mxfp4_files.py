@@ -21,7 +21,7 @@ IN_A_BLOCK = 32
 _BIAS = 127  # of a scale
 _BLOCKS, _SCALES, _BYTES = "_blocks", "_scales", "U8"
 _POWERS = torch.tensor([2.0 ** (scale - _BIAS) for scale in range(256)])
-_FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by three bits; the fourth is the sign
+FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by three bits; the fourth is the sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Mxfp4Tensor:
                 pairs.index_select(0, some.flatten().int()).view(held).view(*exponents.shape, IN_A_BLOCK)
             )
             numbers *= powers.index_select(0, exponents.flatten().int()).view_as(exponents)[..., None]
-            if max(_FOURS) * 2.0 ** (int(exponents.max()) - _BIAS) > torch.finfo(self.dtype).max:
+            if max(FOURS) * 2.0 ** (int(exponents.max()) - _BIAS) > torch.finfo(self.dtype).max:
                 self._refuse_infinite(numbers)
             whole.copy_(numbers.flatten(1)[:, first : first + len(whole)].T)
         return expanded.view(*blocks.shape[:-3], *expanded.shape[1:])
@@ -100,7 +100,7 @@ def expand_mxfp4(slices: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 def _pairs(dtype: torch.dtype) -> Tensor:
     """Return the two numbers of each byte as one integer [256] that has the bits of both."""
-    numbers = torch.tensor((*_FOURS, *(-each for each in _FOURS)), dtype=dtype)
+    numbers = torch.tensor((*FOURS, *(-each for each in FOURS)), dtype=dtype)
     byte = torch.arange(256)
     pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), dim=1)
     return pairs.view(torch.int32 if dtype.itemsize == 2 else torch.int64).flatten()

@@ -11,12 +11,16 @@ from quire.engine.models.quantisation_config import (
     compressed_groups,
     method_of,
     quantisation_of,
+    refuse_formats,
     refused,
 )
 
 MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
+NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
-Quantised: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "mxfp4"]
+Quantised: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "nvfp4", "mxfp4"]
+_NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
+_OF_NVFP4 = {"type": "float", "num_bits": 4, "group_size": 16}
 _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
     "fp8": read_fp8,
     "gptq": read_gptq,
@@ -45,4 +49,15 @@ def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
     kinds = {weights.get("type", "int") for weights in groups.values()}
     if kinds == {"int"}:
         return read_compressed_integers(given, groups, where)
+    if given.get("format") == _NVFP4_FORMAT:
+        _refuse_unless_nvfp4(given, groups, where)
+        return NVFP4
     return read_compressed_floats(given, groups, where)
+
+
+def _refuse_unless_nvfp4(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> None:
+    refuse_formats(given, (_NVFP4_FORMAT,), where)
+    for name, weights in groups.items():
+        if any(weights.get(field) != value for field, value in _OF_NVFP4.items()):
+            told = f"{weights.get('num_bits')} bits in groups of {weights.get('group_size')}"
+            raise refused(where, f"{name}: weights of {told}")

@@ -6,7 +6,7 @@ from typing import Any
 
 _LOADED = (
     "8-bit floats are loaded, by the methods fp8 and compressed-tensors, integers by gptq, awq and "
-    "compressed-tensors, what bitsandbytes has, and gpt-oss's MXFP4"
+    "compressed-tensors, what bitsandbytes has, NVFP4 by compressed-tensors and gpt-oss's MXFP4"
 )
 
 

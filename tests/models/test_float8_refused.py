@@ -48,7 +48,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "group_0: no weights": compressed() | {"config_groups": {"group_0": {"weights": None}}},
     "group_1: no weights": compressed() | {"config_groups": {"group_1": "FP8"}},
     "the format 'pack-quantized'": CHANNEL | {"format": "pack-quantized"},
-    "the format 'nvfp4-pack-quantized'": CHANNEL | {"format": "nvfp4-pack-quantized"},
+    "group_0: weights of 8 bits in groups of None": CHANNEL | {"format": "nvfp4-pack-quantized"},
     "the format 'mixed-precision'": CHANNEL | {"format": "mixed-precision"},
     "the format 'int-quantized'": CHANNEL | {"format": "int-quantized"},
     "the format 'sparse-24-bitmask'": CHANNEL | {"sparsity_config": {"format": "sparse-24-bitmask"}},

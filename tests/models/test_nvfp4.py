@@ -1,0 +1,144 @@
+"""Folders whose weights are in NVFP4 are loaded as the numbers that those stand for."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quire.engine.models import nvfp4_files
+from quire.engine.models.nvfp4_files import IN_A_BLOCK, expand_nvfp4
+from quire.engine.models.quantisation import NVFP4
+from quire.engine.models.reading import read_model
+from quire.engine.models.weight_files import open_weights
+from tests.models.any_model import save_tiny
+from tests.models.divided_model import compare_divided
+from tests.models.float8_folder import MODELS, compressed, configure, is_quantised
+from tests.models.test_float8 import EVERY, assert_same, load
+
+FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by three bits; the fourth is the sign
+WEIGHTS = {"num_bits": 4, "strategy": "tensor_group", "group_size": IN_A_BLOCK}
+CONFIG = compressed(**WEIGHTS) | {"format": "nvfp4-pack-quantized"}
+QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
+
+
+def parts_of(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the tensors that files have of random codes, and the numbers that they stand for."""
+    outputs, inputs = weight.shape
+    codes = torch.randint(0, 16, (outputs, inputs))
+    scales = (torch.rand(outputs, inputs // IN_A_BLOCK) * 200).to(torch.float8_e4m3fn)
+    divisor = torch.tensor([2500.0])
+    found = {
+        "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8),
+        "weight_scale": scales,
+        "weight_global_scale": divisor,
+        "input_global_scale": torch.tensor([7.0]),
+    }
+    values = FOURS[codes & 7] * (1 - 2 * (codes >> 3))
+    numbers = values * (scales.float() / divisor).repeat_interleave(IN_A_BLOCK, 1)
+    return {f"{layer}.{name}": tensor for name, tensor in found.items()}, numbers
+
+
+def save_nvfp4(kind: str, folder: Path) -> tuple[Path, Path]:
+    """Save a random model twice: with weights in NVFP4, and with the numbers that those stand for."""
+    quantised, plain = folder / "quantised", folder / "plain"
+    save_tiny(kind, quantised, **MODELS[kind])
+    shutil.copytree(quantised, plain)
+    held: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, weight in load_file(quantised / "model.safetensors").items():
+        if weight.dim() == 2 and name.endswith(".weight") and is_quantised(name, weight):
+            parts, meant[name] = parts_of(name.removesuffix(".weight"), weight)
+            held |= parts
+        else:
+            held[name] = meant[name] = weight
+    save_file(held, quantised / "model.safetensors", {"format": "pt"})
+    save_file(meant, plain / "model.safetensors", {"format": "pt"})
+    configure(quantised, CONFIG)
+    return quantised, plain
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_weights_are_loaded_as_their_numbers(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantised, plain = save_nvfp4(kind, tmp_path)
+    assert read_model(quantised).quantised == NVFP4
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        assert_same(load(quantised)[0], load(plain)[0])
+    assert "in NVFP4 are loaded as the float32 numbers that they stand for, in 7.1 times" in caplog.text
+
+
+def test_ranks_expand_their_shares(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    quantised, plain = save_nvfp4("gemma2", tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
+    verdict = compare_divided(quantised, reference, 2)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+PARTS = [(), (slice(3, 50),), (EVERY, slice(71, 78)), (slice(7, 7), EVERY), (slice(9, 41), slice(13, 13))]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_any_part_of_a_weight_is_read_as_its_numbers(
+    part: tuple[slice, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvfp4_files, "_PIECE", 1000)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tensors, numbers = parts_of("layer", torch.empty(73, 160))
+    save_file(tensors, tmp_path / "layer.safetensors")
+    (file,) = expand_nvfp4([open_weights(tmp_path / "layer.safetensors")], torch.bfloat16, device)
+    assert file.offset_keys() == ["layer.weight"]
+    read = file.get_slice("layer.weight")[part or ...]
+    assert read.device.type == device.type
+    assert torch.equal(read.cpu(), numbers[part].bfloat16())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        compressed(**(WEIGHTS | {"group_size": 32})) | {"format": "nvfp4-pack-quantized"},
+        compressed(**(WEIGHTS | {"num_bits": 8})) | {"format": "nvfp4-pack-quantized"},
+        CONFIG | {"format": "float-quantized"},
+    ],
+)
+def test_other_floats_are_refused_by_name(config: dict[str, Any], tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    configure(tmp_path, config)
+    with pytest.raises(ValueError, match=r"quantization_config has group_0: weights of [48] bits"):
+        read_model(tmp_path)
+
+
+Edit = Callable[[dict[str, Tensor]], object]
+WRONG: list[tuple[Edit, str]] = [
+    (lambda t: t.pop(f"{QUERIES}.weight_global_scale"), "weight_global_scale beside it not"),
+    (
+        lambda t: t.update({f"{QUERIES}.weight_scale": t[f"{QUERIES}.weight_scale"].float()}),
+        "its parts hold {'weight_packed': 'U8', 'weight_scale': 'F32'",
+    ),
+    (
+        lambda t: t.update({f"{QUERIES}.weight_scale": t[f"{QUERIES}.weight_scale"][:-1].clone()}),
+        "has shape [192, 80], and weight_scale [191, 10]",
+    ),
+    (lambda t: t[f"{QUERIES}.weight_global_scale"].zero_(), "stands for numbers that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_parts_that_do_not_fit_are_refused_by_name(edit: Edit, message: str, tmp_path: Path) -> None:
+    quantised, _ = save_nvfp4("qwen3", tmp_path)
+    tensors = load_file(quantised / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=QUERIES) as refused:
+        load(quantised)
+    assert message in str(refused.value)
