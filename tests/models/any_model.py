@@ -51,6 +51,10 @@ NEEDED = (  # which some leave to the folder
     "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "n_group",
     "topk_group", "num_key_value_heads", "head_dim",
 )  # fmt: skip
+SEEING = ("gemma3",)  # whose part for images is made small, too: no text is computed by it
+# Of layers with a window where they have sizes of their own: others than the rest of the layers.
+OF_WINDOWS = {"swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 40}
+OF_WINDOWS |= {"swa_kv_lora_rank": 20, "swa_head_dim": 32, "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 12}
 BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 
 Outcome = Literal["equal", "unequal", "refused", "untried"]
@@ -81,6 +85,8 @@ def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
         with contextlib.suppress(Exception):  # it checks what it is given, or works out more from it
             return make(**_small(config))
     text = config.get_text_config(decoder=True)
+    if kind in SEEING:
+        config.vision_config = type(config.vision_config)(**_small(config.vision_config))
     for name, part in vars(config).items():
         if part is text:
             with contextlib.suppress(Exception):
@@ -115,6 +121,8 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
     if rope == {} and fields.get("layer_types"):
         default = {"rope_type": "default", "rope_theta": 10_000.0}
         small["rope_parameters"] = dict.fromkeys(fields["layer_types"], default)
+    if "per_layer_config" in fields and "kv_lora_rank" in fields:
+        small |= OF_WINDOWS
     if "per_layer_config" in fields:  # layers that see all have heads of their own
         small["global_head_dim"] = 32
     for name, each in fields.items():
