@@ -1,11 +1,13 @@
-"""One browser and one stub server for each module of the page's tests.
+"""One browser for the page's tests that follow one another, and one stub server for each module of them.
 
 Not for the session: Playwright's loop runs in the main thread as long as it lives, and asyncio.run() of other
 tests would meet it there.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,15 +29,48 @@ ARGUMENTS = [
 ]
 
 
+RUNNING = pytest.StashKey[tuple[Browser, ExitStack]]()  # the browser, and what ends it
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
+    """Yield a browser without pages; it starts once for all modules, which takes as long as some of them."""
+    stash = pytestconfig.stash
+    if RUNNING in stash and not stash[RUNNING][0].is_connected():
+        _end(pytestconfig)
+    if RUNNING not in stash:
+        stash[RUNNING] = _start()
+    running, _ = stash[RUNNING]
+    yield running
+    for context in running.contexts:
+        context.close()
+
+
+def _start() -> tuple[Browser, ExitStack]:
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.fail("The page's tests need a Chromium: apt-get install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
+    with ExitStack() as stack:
+        playwright = stack.enter_context(sync_playwright())
+        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        stack.callback(started.close)
+        return started, stack.pop_all()
+
+
+def _end(config: pytest.Config) -> None:
+    if RUNNING in config.stash:
+        config.stash[RUNNING][1].close()
+        del config.stash[RUNNING]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """End the browser once no test of this folder is next."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+            _end(item.config)
 
 
 @pytest.fixture(scope="module")
