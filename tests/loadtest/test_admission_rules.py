@@ -19,6 +19,7 @@ from quire.loadtest.simulator.systems import System
 
 COSTS = roofline(OPT_13B, A100_40GB, 16)
 SHORT = Shape(LogNormal(30, 0.8, 4, 100), LogNormal(60, 0.8, 4, 150))
+SHORTER = Shape(LogNormal(20, 0.8, 4, 60), LogNormal(30, 0.8, 4, 75))  # for the engine, which computes them
 SMALL = System("paged", 1024, 256, max_num_seqs=64)
 
 
@@ -67,8 +68,8 @@ def test_without_preemptions_both_rules_are_one() -> None:
 def test_the_figure_in_miniature(monkeypatch: pytest.MonkeyPatch) -> None:
     """More preemptions by Quire's rule, and shorter waits; the engine does what the simulator says."""
     monkeypatch.setattr(admission, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 36), (30.0, 60.0))})
-    monkeypatch.setattr(admission, "SMALL", Recipe(SHORT, 16))
-    monkeypatch.setattr(admission, "SMALL_SLOTS", 512)
+    monkeypatch.setattr(admission, "SMALL", Recipe(SHORTER, 12))
+    monkeypatch.setattr(admission, "SMALL_SLOTS", 256)
     monkeypatch.setattr(admission, "SMALL_RATES", (60.0,))
     figure = admission.admission(Setting(slots=1024, max_model_len=256))
     simulated, on_engine = figure.tables

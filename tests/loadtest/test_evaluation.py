@@ -94,7 +94,7 @@ def test_fig12_and_13_paging_sustains_more(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(request_rates, "WORKLOADS", {"ShareGPT": (Recipe(SHORT, 40), lowest)})
     monkeypatch.setattr(request_rates, "RECORDED", {"ShareGPT, recorded": (Recipe(SHORT, 20), lowest)})
     monkeypatch.setattr(request_rates, "SERVERS", request_rates.SERVERS[:2])
-    monkeypatch.setattr(request_rates, "HOUR", 6.0)
+    monkeypatch.setattr(request_rates, "HOUR", 3.0)
     monkeypatch.setattr(request_rates, "SEARCH", Search(seconds=2.0, fewest=30, halvings=1))
     figure = request_rates.fig12(setting(1.0))
     servers, table, _, on_four, checks = figure.tables
