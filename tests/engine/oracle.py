@@ -220,8 +220,7 @@ class OracleRunner(Runner):
     def _slots(self, row: int, position: int) -> list[tuple[int, int]]:
         """Where each cache group keeps `position` of `row`."""
         logical, offset = divmod(position, self.block_size)
-        tables = range(row, len(self.tables), self.stride)
-        return [(int(self.tables[table, logical]), offset) for table in tables]
+        return [(block, offset) for block in self.tables[row :: self.stride, logical].tolist()]
 
     def _read(self, row: int, length: int, query: int) -> int:
         """Hash of the first `length` tokens of `row`, each of which was computed from the right ones.
@@ -229,20 +228,20 @@ class OracleRunner(Runner):
         Window groups must have of them what a token at position `query` sees. Where no group keeps all, those
         before are known by the first that is seen, which was computed from them.
         """
+        size, cache = self.block_size, self.cache
+        tables = self.tables[row :: self.stride, : -(-length // size)].tolist()  # of each group
         history, group, first = 0, 0, 0  # the group that keeps most, and from where on
         if not self.keeps_all:
             group = self.windows.index(max(self.windows))
             first = max(0, query + 1 - self.windows[group])
         for number, window in enumerate(self.windows, int(self.keeps_all)):
             for position in range(max(0, query + 1 - window), length):
-                slots = self._slots(row, position)
-                block, offset = slots[number]
-                assert self.cache[block][offset] == self.cache[slots[group][0]][offset], (
+                logical, offset = divmod(position, size)
+                assert cache[tables[number][logical]][offset] == cache[tables[group][logical]][offset], (
                     f"group {number} of row {row} has something else at {position}, seen from {query}"
                 )
         for position in range(first, length):
-            block, offset = self._slots(row, position)[group]
-            entry = self.cache[block][offset]
+            entry = cache[tables[group][position // size]][position % size]
             assert entry is not None, f"row {row} reads position {position}, which nobody wrote"
             assert entry[0] == position, f"row {row} reads position {entry[0]} at {position}"
             if position == first > 0:
