@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import torch
 import triton.language as tl
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
+from made_once import made_once
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
 
 from quire.kernels.attention import cascade as shared_prefix
@@ -318,8 +320,13 @@ def alike_to(likeness: int) -> list[int]:
     return [capability for capability in GPUS if ALIKE.get(capability, capability) == likeness]
 
 
-def compiled_apart(function: Callable[..., Any], *arguments: int) -> Any:
-    """Return what one of the functions above does outside the interpreter, each in a process of its own.
+def other_kernels() -> dict[str, Any]:
+    """Return all that is compiled beside attention of every format."""
+    return {"bytes": small_bytes(), "machine code": machine_code(), "alike": bytes_on_each_alike()}
+
+
+def compiled_apart(function: Callable[..., Any], *arguments: int) -> str:
+    """Return as JSON what one of the functions above does outside the interpreter, in a process of its own.
 
     So several tests share what takes minutes in all.
     """
@@ -331,32 +338,41 @@ def compiled_apart(function: Callable[..., Any], *arguments: int) -> Any:
         stdout=subprocess.PIPE,
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
+        text=True,
     )
-    return json.loads(script.stdout)
+    return script.stdout
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = made_once(
+        tmp_path_factory, "compiled_for_gpus", partial(compiled_apart, other_kernels)
+    )
+    return found
 
 
 @pytest.mark.parametrize("likeness", sorted({ALIKE.get(capability, capability) for capability in GPUS}))
 def test_attention_of_every_format_fits_each_gpu(likeness: int) -> None:
-    found = compiled_apart(attention_bytes, likeness)
+    found = json.loads(compiled_apart(attention_bytes, likeness))
     assert {capability for capability, *_ in found} == set(alike_to(likeness))
     for capability, kind, shared in found:
         assert shared <= GPUS[capability].shared_memory, (capability, kind)
 
 
-def test_all_others_fit_any_gpu() -> None:
-    for capability, name, shared in compiled_apart(small_bytes):
+def test_all_others_fit_any_gpu(others: dict[str, Any]) -> None:
+    for capability, name, shared in others["bytes"]:
         few = 48 * 1024 if "hopper" not in name else GPUS[capability].shared_memory
         assert shared <= few, (capability, name)
 
 
-def test_machine_code_is_made_for_each() -> None:
+def test_machine_code_is_made_for_each(others: dict[str, Any]) -> None:
     made = [(capability, name) for capability, names in WHOLE.items() for name in names]
-    assert compiled_apart(machine_code) == [list(each) for each in made]
+    assert others["machine code"] == [list(each) for each in made]
 
 
-def test_gpus_without_products_of_shared_memory_allot_alike() -> None:
+def test_gpus_without_products_of_shared_memory_allot_alike(others: dict[str, Any]) -> None:
     """So what is compiled for one of them stands for all."""
-    for name, measured in compiled_apart(bytes_on_each_alike).items():
+    for name, measured in others["alike"].items():
         assert len(measured) == len(ALIKE) and len(set(measured)) == 1, name
 
 

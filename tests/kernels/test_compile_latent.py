@@ -12,10 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from compiled import Case, shared_bytes, ttgir_of
 from gpus import GPUS
+from made_once import made_once
 
 from quire.kernels.attention.index import rotation, scores
 from quire.kernels.attention.latent import decode, expanded, prefill
@@ -116,32 +119,39 @@ def instructions() -> dict[str, str]:
     return found
 
 
-def test_they_fit_each_gpu() -> None:
-    for capability, found in apart("bytes_on_each").items():
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = made_once(tmp_path_factory, "compiled_latent", apart)
+    return found
+
+
+def test_they_fit_each_gpu(compiled: dict[str, Any]) -> None:
+    for capability, found in compiled["bytes_on_each"].items():
         for name, shared in found.items():
             assert shared <= GPUS[int(capability)].shared_memory, (capability, name)
 
 
-def test_by_matrix_products() -> None:
+def test_by_matrix_products(compiled: dict[str, Any]) -> None:
     """Of few lanes by a warp's, of others by those of four together."""
-    found = apart("instructions")
+    found = compiled["instructions"]
     few = [name for name in found if name.endswith("decodes, 16 heads in bf16")]
     assert len(few) == 2 and len(found) == len(KERNELS) * len(HEADS) + len(SIZES) + len(INDEX_HEADS)
     assert found == {name: "mma" if name in few else "wgmma" for name in found}
 
 
-def apart(function: str) -> dict:
+def apart() -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = Path(__file__).parents[2]
     script = subprocess.run(
-        [sys.executable, __file__, function],
+        [sys.executable, __file__],
         check=True,
         stdout=subprocess.PIPE,
         cwd=root,
         env=environment | {"PYTHONPATH": str(root)},
+        text=True,
     )
-    return json.loads(script.stdout)
+    return script.stdout
 
 
 if __name__ == "__main__":
-    print(json.dumps(globals()[sys.argv[1]]()))
+    print(json.dumps({"bytes_on_each": bytes_on_each(), "instructions": instructions()}))
