@@ -169,12 +169,17 @@ class OracleRunner(Runner):
                 assert slot not in written, f"slot {slot} is written twice in one step"
                 written.add(slot)
                 self.cache[slot[0]][slot[1]] = (position, token, 0)
+        after: tuple[int, int, int] | None = None  # the row, position and history behind the last token
         for row, position in tokens:  # all are in the cache before any is read, as in a layer
-            (block, offset), *_ = self._slots(row, position)
-            _, token, _ = self.cache[block][offset] or (0, 0, 0)
-            history = self._read(row, position, position)
-            for block, offset in self._slots(row, position):
+            slots = self._slots(row, position)
+            _, token, _ = self.cache[slots[0][0]][slots[0][1]] or (0, 0, 0)
+            if after is not None and after[:2] == (row, position) and not self.windows:
+                history = after[2]  # what was before was read with the last one, and is read with a sample
+            else:
+                history = self._read(row, position, position)
+            for block, offset in slots:
                 self.cache[block][offset] = (position, token, history)
+            after = row, position + 1, slot_history(history, position, token)
         self.tokens_computed += len(tokens)
         sampled: list[int] = []
         histories: list[int] = []
