@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -35,6 +36,8 @@ from quire.engine.messages import (
 )
 from quire.engine.records import RequestRecord
 from quire.engine.request_stream import RequestStream
+
+logger = logging.getLogger("quire.engine")
 
 TURN_SECONDS = 0.005  # for which frames are read before what they brought is told, and others have their turn
 EXIT_CODE_SECONDS = 0.5  # for which streams wait to be told with which code it has ended
@@ -208,6 +211,9 @@ class AsyncEngine:
                     await self._process.wait()
             code = self._process.returncode
             self._die(f"the engine process ended unexpectedly (exit code {code})")
+        except Exception as error:  # such as two threads' frames in one another, as a process ends
+            logger.exception("a frame of the engine cannot be understood")
+            self._die(f"a frame of the engine cannot be understood ({error!r})")
 
     def _receive(self, frame: frames.EngineFrame) -> None:
         match frame:
