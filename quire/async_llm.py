@@ -58,14 +58,20 @@ class AsyncLLM(Configured):
         return self._engine.info
 
     async def start(self) -> None:
-        """Start the engine's process, and wait until it is ready. Raises EngineDeadError."""
-        await self._engine.start()
-        async for progress in self._engine.watch_progress():
-            if self._on_progress is not None:
-                self._on_progress(progress)
-        if self._engine.state != "ready":
+        """Start the engine's process, and wait until it is ready. Raises EngineDeadError.
+
+        Whatever it raises, cancelled or not, it leaves no process.
+        """
+        try:
+            await self._engine.start()
+            async for progress in self._engine.watch_progress():
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+            if self._engine.state != "ready":
+                raise EngineDeadError(self._engine.error)
+        except BaseException:
             await self._engine.stop()
-            raise EngineDeadError(self._engine.error)
+            raise
 
     async def close(self) -> None:
         """End the engine's process, and whatever it works on."""

@@ -61,3 +61,22 @@ async def test_what_cannot_run_is_refused(llm: AsyncLLM) -> None:
         await llm.generate("A", SamplingParams(max_tokens=5000))
     with pytest.raises(TypeError, match="did you mean 'max_num_seqs'"):
         AsyncLLM(max_num_seq=4)
+
+
+async def test_a_start_that_is_given_up_leaves_no_process() -> None:
+    """Nobody leaves an `async with` that was not entered."""
+    llm = AsyncLLM(**SMALL, on_progress=lambda _: entering.cancel())
+    entering = asyncio.create_task(llm.__aenter__())
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert llm._engine._process is not None and llm._engine._process.returncode is not None
+
+
+async def test_a_start_whose_progress_nobody_can_be_told_of_leaves_no_process() -> None:
+    def tell(progress: object) -> None:
+        raise RuntimeError("no terminal")
+
+    llm = AsyncLLM(**SMALL, on_progress=tell)
+    with pytest.raises(RuntimeError, match="no terminal"):
+        await llm.start()
+    assert llm._engine._process is not None and llm._engine._process.returncode is not None
