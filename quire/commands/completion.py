@@ -26,7 +26,7 @@ def add_flags(parser: Parser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print it."""
-    from quire.completions import script
+    from quire.shell_completion import script
 
     shell = arguments.shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:

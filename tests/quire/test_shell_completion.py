@@ -11,7 +11,7 @@ import pexpect
 import pytest
 
 from quire.commands.table import COMMANDS
-from quire.completions import SHELLS, script
+from quire.shell_completion import SHELLS, script
 from tests.waiting import SECONDS
 
 ASK_BASH = """
