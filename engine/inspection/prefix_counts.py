@@ -42,5 +42,5 @@ class PrefixCounts:
             self.num_evictions += 1
             self.hits.pop(prefix.digest, None)
             self.evictions.pop(prefix.digest, None)
-            if prefix.before is not None:
+            if prefix.before is not None and prefix.before.digest in self._published:
                 self.evictions[prefix.before.digest] += 1

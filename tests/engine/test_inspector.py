@@ -164,6 +164,18 @@ def test_hits_are_not_counted_once_nobody_asks() -> None:
     assert listeners == before
 
 
+def test_no_more_is_counted_of_texts_than_the_cache_has() -> None:
+    """Each salt begins texts of its own, and is named by no block."""
+    core = make_core(8, 4, 8, 64)
+    inspector = Inspector(core)
+    pool(inspector)
+    for number in range(24):
+        core.add(request(number, salt=f"salt {number}"))
+        finish(core, inspector)
+    assert texts(inspector).evictions > 24
+    assert inspector._counts is not None and len(inspector._counts.evictions) <= 8
+
+
 def own(inspector: Inspector, *requests: int) -> OwnAnswer:
     answer = inspector.answer(OwnQuestion(list(requests)))
     assert isinstance(answer, OwnAnswer)
