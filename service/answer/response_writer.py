@@ -14,6 +14,7 @@ Key = tuple[str, str]  # tenant and id
 
 _LAST_SECONDS = 2.0  # for which a server that ends writes what is left
 _MOST_TRIES = 4  # the first in the line of all, the others with more time
+_FEW_NAMES = 64  # of which none is looked for in memory again
 
 
 class _Line:
@@ -47,6 +48,15 @@ class ResponseWriter:
     def add(self, tenant: str, response_id: str) -> None:
         """Write what memory holds by that name. Call it in the event loop."""
         self._queue(self._all, (tenant, response_id), tries=0)
+        names = sum(map(len, (self._all.tries, self._refused.tries, self.unsure)))
+        if names > _FEW_NAMES + 4 * len(self._memory):
+            self._drop_forgotten()
+
+    def _drop_forgotten(self) -> None:
+        """Drop the names of what memory has forgotten: they may be behind one that is not taken for hours."""
+        for line in (self._all, self._refused):
+            line.tries = {key: tries for key, tries in line.tries.items() if self._memory.has(*key)}
+        self.unsure = {key for key in self.unsure if self._memory.has(*key)}
 
     @contextlib.asynccontextmanager
     async def at_rest(self, key: Key) -> AsyncIterator[None]:
@@ -109,9 +119,11 @@ class ResponseWriter:
         return 0
 
     def _put_by(self, line: _Line, key: Key, error: Exception) -> None:
-        tries = line.tries.pop(key) + 1
+        tries = line.tries.pop(key, None)
         self._health.refused()
-        if tries < _MOST_TRIES:
-            self._queue(self._refused, key, tries)
+        if tries is None:  # memory has forgotten it meanwhile
+            return
+        if tries + 1 < _MOST_TRIES:
+            self._queue(self._refused, key, tries + 1)
         else:
             self._health.gave_up(key[1], error)

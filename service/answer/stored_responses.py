@@ -44,6 +44,9 @@ class ResponseStore:
         self._items: dict[tuple[str, str], str] = {}  # the response of each item
         self._shares: Shares[tuple[str, str]] = Shares()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     @property
     def size(self) -> int:
         return self._shares.total

@@ -133,3 +133,47 @@ async def test_what_is_deleted_while_it_waits_is_not_written() -> None:
     shared.deaf_slowly = False
     await responses.written()
     assert shared.taken == [] and not memory.size and metrics.responses_not_written == 0
+
+
+async def test_no_more_names_wait_than_memory_has_responses() -> None:
+    """While Redis is away: the first stays, as alice has no other, and bob makes room for himself."""
+    shared = DeafRedis()
+    shared.is_there = False
+    memory = ResponseStore(8 * SAID.size)
+    responses = KeptResponses(memory, shared, Metrics("m"))
+    responses.keep("alice", "first", SAID)
+    for number in range(500):
+        responses.keep("bob", f"{number}", SAID)
+    assert len(memory) == 8 and memory.has("alice", "first")
+    assert responses._writer is not None and len(responses._writer._all.tries) < 200
+    await shared.wait_for_tries(2)
+    shared.is_there = True
+    await responses.written()
+    assert shared.taken == ["first", *map(str, range(493, 500))]
+
+
+async def test_no_more_names_are_in_doubt_than_memory_has_responses() -> None:
+    names = [f"{number}" for number in range(200)]
+    shared = DeafRedis(*names, slowly=True)
+    responses = KeptResponses(ResponseStore(8 * SAID.size), shared, Metrics("m"))
+    for name in names:
+        responses.keep("alice", name, SAID)
+        await responses.written()
+    assert responses._writer is not None and len(responses._writer.unsure) < 100
+
+
+async def test_one_that_memory_forgets_while_redis_is_asked_is_let_go() -> None:
+    class Flooded(DeafRedis):
+        async def keep(self, tenant: str, response_id: str, response: StoredResponse) -> None:
+            self._try(response_id)
+            if response_id == "first":
+                for number in range(500):
+                    responses.keep("alice", f"{number}", SAID)
+                raise self.error
+            self.taken.append(response_id)
+
+    shared = Flooded()
+    responses = KeptResponses(ResponseStore(8 * SAID.size), shared, Metrics("m"))
+    responses.keep("alice", "first", SAID)
+    await responses.written()
+    assert shared.taken == [*map(str, range(492, 500))]
