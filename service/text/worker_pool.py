@@ -35,7 +35,8 @@ class Workers:
     """At most `count` processes that run `module` (a `worker`), each with one question at a time.
 
     `opening` makes what they are told first; it is called in a thread. They end with this process, or when
-    closed. A question whose asker has left is answered all the same, which costs less than a new process.
+    closed. A question whose asker leaves while a process has it is answered all the same, which costs less
+    than a new process; one that waits for its turn is not.
     """
 
     def __init__(self, module: str, count: int, opening: Callable[[], object], seconds: float) -> None:
@@ -59,29 +60,30 @@ class Workers:
 
         Raises OutOfTime, WorkerCrashed, WorkerLost, or ValueError for a wrong opening.
         """
+        await self._turns.acquire()
         task = asyncio.get_running_loop().create_task(self._ask(question))
         self._asked.add(task)
         task.add_done_callback(self._answered)
         return await asyncio.shield(task)
 
     def _answered(self, task: asyncio.Task[bytes]) -> None:
+        self._turns.release()
         self._asked.discard(task)
         if not task.cancelled():
             task.exception()  # looked at, even if the asker has left
 
     async def _ask(self, question: bytes) -> bytes:
-        async with self._turns:
-            for _ in range(TRIES):
-                try:
-                    process = self._take() or await self._start()
-                    answer = await process.ask(question)
-                except WorkerCrashed:
-                    raise
-                except WorkerLost:
-                    self._end_idle()  # what ended one may have ended others, too
-                    continue
-                self._idle.append(process)
-                return answer
+        for _ in range(TRIES):
+            try:
+                process = self._take() or await self._start()
+                answer = await process.ask(question)
+            except WorkerCrashed:
+                raise
+            except WorkerLost:
+                self._end_idle()  # what ended one may have ended others, too
+                continue
+            self._idle.append(process)
+            return answer
         raise WorkerLost
 
     def _take(self) -> _Process | None:

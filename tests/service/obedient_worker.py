@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import count
 
 import msgspec
 
@@ -20,7 +21,11 @@ def _prepare(opening: bytes) -> Answer:
     return _answer
 
 
+_questions = count(1)
+
+
 def _answer(question: bytes) -> object:
+    number = next(_questions)
     match msgspec.json.decode(question):
         case "spin":
             while True:
@@ -35,6 +40,8 @@ def _answer(question: bytes) -> object:
             time.sleep(seconds)
         case ["large", size]:
             return "x" * size
+        case "number":
+            return number
     return os.getpid()
 
 

@@ -114,7 +114,28 @@ async def test_an_asker_that_leaves_costs_no_process(make_workers: Callable[...,
     assert await ask(workers, "pid") == first
 
 
-async def test_closing_ends_what_is_being_asked(make_workers: Callable[..., Workers]) -> None:
+async def test_what_nobody_waits_for_any_more_is_not_asked(make_workers: Callable[..., Workers]) -> None:
+    """Else those who ask and leave would have others wait, and all their questions be kept."""
+    workers = make_workers()
+    assert await ask(workers, "number") == 1
+    busy = asyncio.ensure_future(ask(workers, ["sleep", 0.05]))
+    leaving = [asyncio.ensure_future(ask(workers, "pid")) for _ in range(5)]
+    await asyncio.sleep(0)
+    for each in leaving:
+        each.cancel()
+    await asyncio.gather(busy, *leaving, return_exceptions=True)
+    assert await ask(workers, "number") == 3
+
+
+async def test_closing_ends_what_waits_for_its_turn(make_workers: Callable[..., Workers]) -> None:
+    workers = make_workers()
+    asked = [asyncio.ensure_future(ask(workers, ["sleep", 60])) for _ in range(3)]
+    await asyncio.sleep(0)
+    await workers.close()
+    assert all(isinstance(each, WorkerLost) for each in await asyncio.gather(*asked, return_exceptions=True))
+
+
+async def test_closing_ends_what_is_being_is_being_asked(make_workers: Callable[..., Workers]) -> None:
     workers = make_workers()
     first = await ask(workers, "pid")
     asked = asyncio.ensure_future(ask(workers, ["sleep", 60]))
