@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from numbers import Integral, Real
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -62,11 +62,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def __post_init__(self) -> None:
         for value, rule in zip(_VALUES(self), _RULES, strict=True):
             if value is not rule.default:
-                rule.check(value)
+                plain = rule.checked(value)
+                if plain is not value:
+                    msgspec.structs.force_setattr(self, rule.name, plain)
         if self.logit_bias:
             self._check_bias()
-        for token in self.stop_token_ids:
-            _STOP_TOKEN.check(token)
+        tokens = tuple(map(_STOP_TOKEN.checked, self.stop_token_ids))
+        if any(map(is_not, tokens, self.stop_token_ids)):
+            msgspec.structs.force_setattr(self, "stop_token_ids", tokens)
         if self.early_stopping.__class__ is str and self.early_stopping != "never":
             raise FieldError(
                 "early_stopping",
@@ -87,9 +90,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
 
     def _check_bias(self) -> None:
-        for token, bias in self.logit_bias.items():
-            _BIASED_TOKEN.check(token)
-            _Rule("logit_bias", None, _REAL, "a number", _BIASES, f" of token {token}").check(bias)
+        tokens = [*map(_BIASED_TOKEN.checked, self.logit_bias)]
+        biases = [
+            _Rule("logit_bias", None, _REAL, "a number", _BIASES, f" of token {token}").checked(bias)
+            for token, bias in self.logit_bias.items()
+        ]
+        if any(map(is_not, (*tokens, *biases), (*self.logit_bias, *self.logit_bias.values()))):
+            plain = dict(zip(tokens, biases, strict=True))
+            msgspec.structs.force_setattr(self, "logit_bias", plain)
 
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
@@ -112,14 +120,19 @@ class _Rule(NamedTuple):
     bounds: tuple[float, float] | None = None
     part: str = ""  # of the field, as messages name it
 
-    def check(self, value: Any) -> None:
+    def checked(self, value: Any) -> Any:
+        """Return it, a number as Python's own: others cannot be sent to another process."""
         name, _, kinds, expected, bounds, part = self
         kind = value.__class__
-        if kind not in kinds and (kind is bool or not isinstance(value, kinds)):  # True is no number
-            raise TypeError(f"{name}{part} must be {expected}, got {value!r}")
+        if kind not in kinds:
+            if kind is bool or not issubclass(kind, kinds):  # True is no number
+                raise TypeError(f"{name}{part} must be {expected}, got {value!r}")
+            if kinds in (_INTEGER, _REAL):
+                value = int(value) if kinds is _INTEGER else float(value)
         if bounds is not None and not bounds[0] <= value <= bounds[1]:  # also false for NaN
             message = f"{name}{part} must be between {bounds[0]} and {bounds[1]}, got {value}"
             raise FieldError(name, message)
+        return value
 
 
 _INTEGER = (int, Integral)  # numpy's, too

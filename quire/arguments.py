@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -15,9 +16,8 @@ from quire.service.commands.unknown_flags import of_vllm
 from quire.service.text.named_templates import template_names
 from quire.service.text.tokenizer import Tokenizer
 
-Prompt = (
-    str | list[int] | Mapping[str, Any]
-)  # the last one as vLLM's: {"prompt": …} or {"prompt_token_ids": …}
+Prompt = str | list[int] | Mapping[str, Any]
+"""The last one is as vLLM's: {"prompt": …} or {"prompt_token_ids": …}."""
 Params = messages.SamplingParams  # SamplingParams is one, too
 Message = dict[str, str]
 
@@ -30,10 +30,15 @@ def prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[str | list[int]]:
     """Return the prompts, of which there may be one. Raises TypeError for what is none."""
     if isinstance(prompts, str | Mapping | ChatPrompt):
         return [_prompt(prompts)]
-    given: list[Any] = list(prompts)
-    if given and all(isinstance(token, int) for token in given):
-        return [given]
+    given: list[Any] = list(_listed(prompts))
+    if given and all(isinstance(token, Integral) for token in given):
+        return [_prompt(given)]
     return [_prompt(prompt) for prompt in given]
+
+
+def _listed(given: Any) -> Any:
+    """Return an array, numpy's or torch's, as a list of Python's own numbers, and all else as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given
 
 
 def _prompt(prompt: Any) -> str | list[int]:
@@ -44,11 +49,12 @@ def _prompt(prompt: Any) -> str | list[int]:
                 f"a prompt must have just 'prompt' or 'prompt_token_ids', got {', '.join(map(repr, prompt))}"
             )
         prompt = prompt[names.pop()]
-    if isinstance(prompt, str | list):
+    if isinstance(prompt, str | ChatPrompt):
         return prompt
-    if isinstance(prompt, Sequence):
-        return list(prompt)
-    raise TypeError(f"a prompt must be a text or a list of token ids, got {prompt!r}")
+    tokens = _listed(prompt)
+    if not isinstance(tokens, Sequence) or not all(isinstance(token, Integral) for token in tokens):
+        raise TypeError(f"a prompt must be a text or a list of token ids, got {prompt!r}")
+    return [int(token) for token in tokens]
 
 
 def params_list(params: Params | Sequence[Params], count: int) -> list[Params]:

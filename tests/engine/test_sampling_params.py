@@ -60,10 +60,16 @@ def test_early_stopping_is_one_of_three() -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
+    """They can be sent to another process, as Python's own can."""
     params = SamplingParams(
-        max_tokens=np.int64(3), temperature=np.float64(0.5), stop_token_ids=(np.int32(4),)
+        max_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.5),
+        logit_bias={np.int64(7): np.float32(2)},
+        stop_token_ids=(np.int32(4),),
     )
-    assert (params.max_tokens, params.temperature) == (3, 0.5)
+    plain = SamplingParams(max_tokens=3, temperature=0.5, top_p=0.5, logit_bias={7: 2.0}, stop_token_ids=(4,))
+    assert msgspec.msgpack.encode(params) == msgspec.msgpack.encode(plain)
 
 
 def test_each_request_draws_a_seed_where_none_was_given() -> None:

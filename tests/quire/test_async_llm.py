@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 
 from quire import LLM, AsyncLLM, SamplingParams
@@ -61,6 +62,13 @@ async def test_what_cannot_run_is_refused(llm: AsyncLLM) -> None:
         await llm.generate("A", SamplingParams(max_tokens=5000))
     with pytest.raises(TypeError, match="did you mean 'max_num_seqs'"):
         AsyncLLM(max_num_seq=4)
+
+
+async def test_numbers_of_numpy_are_numbers(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=np.int64(4), temperature=np.float32(0), seed=np.int32(1))
+    (answer,) = await llm.generate(np.array([5, 6, 7]), params)
+    (same,) = await llm.generate([5, 6, 7], SamplingParams(max_tokens=4, temperature=0))
+    assert answer == same
 
 
 async def test_a_start_that_is_given_up_leaves_no_process() -> None:

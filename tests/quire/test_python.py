@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
 
 import httpx
+import numpy as np
 import pytest
+import torch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -108,12 +110,17 @@ def test_prompts_may_be_any_iterable_and_have_vllms_forms(llm: LLM) -> None:
     (one,) = llm.generate("A block", GREEDY)
     forms = ("A block", ids, {"prompt": "A block"}, {"prompt_token_ids": ids})
     assert llm.generate((form for form in forms), GREEDY) == [one] * 4
+    arrays: Any = [np.array(ids), list(np.array(ids)), {"prompt_token_ids": torch.tensor(ids)}]
+    assert llm.generate(arrays, GREEDY) == [one] * 3
+    assert llm.generate(arrays[0], GREEDY) == llm.generate(arrays[1], GREEDY) == [one]
     assert llm.generate({"prompt": "A block"}, GREEDY) == llm.generate(iter(["A block"]), GREEDY) == [one]
     assert llm.generate([], GREEDY) == []
     with pytest.raises(TypeError, match=r"just 'prompt' or 'prompt_token_ids', got 'text'"):
         llm.generate({"text": "A"})
     with pytest.raises(TypeError, match="a prompt must be a text or a list of token ids, got None"):
         llm.generate(["A", None])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"a prompt must be a text or a list of token ids, got \['A', 'B'\]"):
+        llm.generate([["A", "B"]])  # type: ignore[list-item]
 
 
 def test_a_sample_that_a_stop_string_ends_is_computed_no_further(llm: LLM) -> None:
