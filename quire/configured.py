@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os import PathLike, fspath
 from typing import Any, Literal
 
 import msgspec
@@ -22,7 +23,7 @@ class Configured:
 
     def __init__(
         self,
-        model: str = MODEL_FOLDER,
+        model: str | PathLike[str] = MODEL_FOLDER,
         *,
         device: Literal["auto", "cuda", "cpu"] = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
@@ -52,7 +53,7 @@ class Configured:
         **unknown: Any,
     ) -> None:
         settings = engine_settings(locals(), unknown)
-        self._config = msgspec.convert({"model": model, **settings}, EngineConfig)
+        self._config = msgspec.convert({"model": fspath(model), **settings}, EngineConfig)
         self._chat_template = chat_template
         self._begin(on_progress)
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import httpx
@@ -84,6 +85,10 @@ def test_vllms_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("Prompt: 'Hello, my name is', Generated text: ")
+
+
+def test_a_folder_may_be_a_path() -> None:
+    assert AsyncLLM(Path(MODEL_FOLDER), **SMALL)._config == AsyncLLM(MODEL_FOLDER, **SMALL)._config
 
 
 def test_a_setting_of_vllms_is_explained() -> None:
