@@ -32,7 +32,7 @@ from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
-from quire.engine.models.loader import load_model
+from quire.engine.models.loader import Model, load_model
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
@@ -40,7 +40,7 @@ from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
 from quire.engine.progress import Reporter
-from quire.kernels.backend import torch_backend, triton_backend
+from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import gpu_of
@@ -79,102 +79,56 @@ def build_rank(
     Raises ValueError that says what does not fit and which flag to change.
     """
     report = report or Reporter(lambda _: None, time.monotonic())
-    gpu = gpu_of(device)
     folder = described_folder(config, device, report)
-    whole = read_model(folder, config.model_impl, config.runner)
-    sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
-    model_config = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
+    chosen = _choose(config, folder, device)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # One core is the API process's.
         torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
-    dtype = choose_dtype(config, model_config, device)
-    kv_format = named_format(config.kv_cache_dtype, model_config, dtype, gpu, config.block_size)
-    max_model_len = config.max_model_len or model_config.longest
-    model_config = model_config.within(max_model_len)
-    backend = triton_backend() if device.type == "cuda" else torch_backend()
-    max_num_batched_tokens = config.max_num_batched_tokens or max(
-        default_batched_tokens(device, gpu), config.max_num_seqs
-    )
-    limits = Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len)
-    native = model_config.implementation == "native"
-    if device.type == "cuda":
-        total = torch.cuda.mem_get_info(device)[1]
-        refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total)
     # The weights, once nothing is refused that config.json alone tells.
     folder = resolve_model(config.model, report.phase("download", "B"))
-    with_graphs = device.type == "cuda" and not config.enforce_eager
-    kernels = report.phase("kernels", "kernels")
-    with compiling_beside(kernels) if with_graphs and native else nullcontext():
-        if with_graphs and native:
-            kernels(0, 1)
-            alone = None if ranks is None else ranks.alone()
-            precompile(model_config, backend, limits, config.block_size, kv_format, device, dtype, alone)
-        model, num_bytes = load_model(
-            folder,
-            model_config,
-            backend,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            load_format=config.load_format,
-            seed=config.seed or 0,
-            ranks=ranks,
-            on_progress=report.phase("weights", "B"),
-        )
-    projections = [] if whole.pooling is None else _projections(config, folder, whole.pooling, device)
-    num_bytes += sum(each.num_bytes for each in projections)
-    dequantized = dequantized_dtype(model_config, kv_format, dtype, gpu, config.block_size)
-    held = (config.block_size, kv_format, device, backend.copy_blocks, dequantized)
-    blocks_of_row = len(model_config.cache_groups) * -(-max_model_len // config.block_size)
-    with refused_where_too_large(
-        f"{limits.max_num_seqs:,} sequences, and steps of {max_num_batched_tokens:,} tokens, do not fit",
-        "--max-num-seqs, --max-num-batched-tokens or --max-model-len",
-        partial(memory_of, device),
-        host_bytes=staging_words(limits, blocks_of_row) * np.dtype(np.int32).itemsize,
-    ):
-        cache = KVCache(model_config, 1, *held)
-        runner = ModelRunner(model, backend, cache, limits, device, projections)
+    model, weight_bytes = _load(config, folder, chosen, device, ranks, report)
+    pooling = chosen.whole.pooling
+    projections = [] if pooling is None else _projections(config, folder, pooling, device)
+    weight_bytes += sum(each.num_bytes for each in projections)
+    dequantized = dequantized_dtype(
+        chosen.part, chosen.kv_format, chosen.dtype, gpu_of(device), config.block_size
+    )
+    held = (config.block_size, chosen.kv_format, device, chosen.backend.copy_blocks, dequantized)
+    cache = KVCache(chosen.part, 1, *held)
+    runner = _runner(config.block_size, chosen, model, projections, cache, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
-    block_bytes = bytes_per_block(model_config, config.block_size, kv_format)
-    device_bytes = block_bytes + dequantized_bytes_per_block(model_config, config.block_size, dequantized)
+    block_bytes = bytes_per_block(chosen.part, config.block_size, chosen.kv_format)
+    device_bytes = block_bytes + dequantized_bytes_per_block(chosen.part, config.block_size, dequantized)
     num_blocks = choose_blocks(config, runner, device_bytes, ranks)
-    runner.cache = KVCache(model_config, num_blocks, *held)
-    num_host_blocks = int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
-    num_host_blocks = min(num_host_blocks, num_blocks)
-    if model_config.gathers:  # what was gathered of a prompt is in its row, which a swap gives up
-        num_host_blocks = 0
+    runner.cache = KVCache(chosen.part, num_blocks, *held)
+    num_host_blocks = min(_host_blocks(config, chosen.part, block_bytes), num_blocks)
     if num_host_blocks:
         runner.cache.add_host_tier(num_host_blocks)
     memory(num_blocks, num_blocks)
 
     warm_up = report.phase("warm-up", "steps")
     warm_up(0, 1)
-    for step in rare_steps(num_blocks, model_config.vocab_size):
-        runner.launch(step).wait()
-    if with_graphs and not native:
-        with_graphs = _warm_up_general(runner)
-    if with_graphs and isinstance(runner.queue, CudaQueue):
-        runner.add_graphs(Recorder(runner.queue.stream).record)
+    _warm_up(runner, num_blocks, with_graphs=chosen.with_graphs)
     warm_up(1, 1)
-    taken = num_bytes + num_blocks * device_bytes
+    taken = weight_bytes + num_blocks * device_bytes
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         taken = total - free
     return Rank(
         folder=folder,
-        model=whole,
-        part=model_config,
+        model=chosen.whole,
+        part=chosen.part,
         runner=runner,
-        weight_bytes=num_bytes,
-        sampling_defaults=sampling_defaults,
-        kv_format=kv_format,
+        weight_bytes=weight_bytes,
+        sampling_defaults=chosen.sampling_defaults,
+        kv_format=chosen.kv_format,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         device_bytes=device_bytes,
         memory_bytes=(taken,) if ranks is None else ranks.gather(taken),
-        all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, model_config, dtype),
+        all_reduce_seconds=0.0 if ranks is None else _all_reduce_seconds(ranks, chosen.part, chosen.dtype),
     )
 
 
@@ -186,6 +140,79 @@ def described_folder(config: EngineConfig, device: torch.device, report: Reporte
     return folder
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """All that flags and the model's configuration decide, before a weight is read."""
+
+    whole: ModelConfig
+    part: ModelConfig
+    sampling_defaults: SamplingDefaults
+    dtype: torch.dtype
+    kv_format: KVFormat
+    limits: Limits
+    backend: Backend
+    with_graphs: bool
+
+
+def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen:
+    """Raises ValueError for what does not go together, or can never fit on the device."""
+    gpu = gpu_of(device)
+    whole = read_model(folder, config.model_impl, config.runner)
+    sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
+    part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
+    dtype = choose_dtype(config, part, device)
+    kv_format = named_format(config.kv_cache_dtype, part, dtype, gpu, config.block_size)
+    max_model_len = config.max_model_len or part.longest
+    part = part.within(max_model_len)
+    max_num_batched_tokens = config.max_num_batched_tokens or max(
+        default_batched_tokens(device, gpu), config.max_num_seqs
+    )
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total)
+    return _Chosen(
+        whole=whole,
+        part=part,
+        sampling_defaults=sampling_defaults,
+        dtype=dtype,
+        kv_format=kv_format,
+        limits=Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len),
+        backend=triton_backend() if device.type == "cuda" else torch_backend(),
+        with_graphs=device.type == "cuda" and not config.enforce_eager,
+    )
+
+
+def _load(
+    config: EngineConfig,
+    folder: Path,
+    chosen: _Chosen,
+    device: torch.device,
+    ranks: RankGroup | None,
+    report: Reporter,
+) -> tuple[Model, int]:
+    """Return the model and its weights' bytes; have the kernels that its graphs need compiled meanwhile."""
+    compiles = chosen.with_graphs and chosen.part.implementation == "native"
+    kernels = report.phase("kernels", "kernels")
+    with compiling_beside(kernels) if compiles else nullcontext():
+        if compiles:
+            kernels(0, 1)
+            alone = None if ranks is None else ranks.alone()
+            held = config.block_size, chosen.kv_format
+            precompile(chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone)
+        return load_model(
+            folder,
+            chosen.part,
+            chosen.backend,
+            device=device,
+            dtype=chosen.dtype,
+            max_model_len=chosen.limits.max_model_len,
+            load_format=config.load_format,
+            seed=config.seed or 0,
+            ranks=ranks,
+            on_progress=report.phase("weights", "B"),
+        )
+
+
 def _projections(
     config: EngineConfig, folder: Path, pooling: Pooling, device: torch.device
 ) -> list[ProjectionWeights]:
@@ -193,6 +220,45 @@ def _projections(
     if config.load_format == "dummy":
         return draw_projections(pooling.projections, device, config.seed or 0)
     return load_projections(folder, pooling.projections, device)
+
+
+def _runner(
+    block_size: int,
+    chosen: _Chosen,
+    model: Model,
+    projections: list[ProjectionWeights],
+    cache: KVCache,
+    device: torch.device,
+) -> ModelRunner:
+    """Raises ValueError with the numbers where its buffers do not fit."""
+    limits = chosen.limits
+    blocks_of_row = len(chosen.part.cache_groups) * -(-limits.max_model_len // block_size)
+    with refused_where_too_large(
+        f"{limits.max_num_seqs:,} sequences, and steps of {limits.max_num_batched_tokens:,} tokens, do not "
+        "fit",
+        "--max-num-seqs, --max-num-batched-tokens or --max-model-len",
+        partial(memory_of, device),
+        host_bytes=staging_words(limits, blocks_of_row) * np.dtype(np.int32).itemsize,
+    ):
+        return ModelRunner(model, chosen.backend, cache, limits, device, projections)
+
+
+def _host_blocks(config: EngineConfig, part: ModelConfig, block_bytes: int) -> int:
+    """Return how many blocks there is host memory for, of each rank."""
+    if part.gathers:  # what was gathered of a prompt is in its row, which a swap gives up
+        return 0
+    return int(config.swap_space * 2**30) // (block_bytes * config.tensor_parallel_size)
+
+
+def _warm_up(runner: ModelRunner, num_blocks: int, *, with_graphs: bool) -> None:
+    """Run steps that are rare, or need compiling; with graphs, have them captured later."""
+    config = runner.model.config
+    for step in rare_steps(num_blocks, config.vocab_size):
+        runner.launch(step).wait()
+    if with_graphs and config.implementation != "native":
+        with_graphs = _warm_up_general(runner)
+    if with_graphs and isinstance(runner.queue, CudaQueue):
+        runner.add_graphs(Recorder(runner.queue.stream).record)
 
 
 def _warm_up_general(runner: ModelRunner) -> bool:
