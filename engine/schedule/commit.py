@@ -11,7 +11,12 @@ from quire.engine.messages import Output, StepOutputs, TokenLogprob
 from quire.engine.schedule.beams import commit_beams
 from quire.engine.schedule.draft import InFlightStep
 from quire.engine.schedule.lifecycle import finish
-from quire.engine.schedule.outputs import collect_prompt_logprobs, describe_first, sampled_logprobs
+from quire.engine.schedule.outputs import (
+    collect_prompt_logprobs,
+    describe_first,
+    not_finite,
+    sampled_logprobs,
+)
 from quire.engine.schedule.plan import NOT_FINITE, StepResult
 from quire.engine.schedule.pooled import commit_vectors
 from quire.engine.schedule.state import SchedulerState
@@ -113,10 +118,7 @@ def _append(state: SchedulerState, sequence: Sequence, token: int, logprob: Toke
     if token == NOT_FINITE:
         output.tokens = []
         output.finish_reason = "error"
-        output.error = (
-            "the model gave logits that are not finite; if its keys or values are larger than a rounded KV "
-            "cache holds (fp12_e4m7: 65,280), --kv-cache-dtype model keeps them as they are"
-        )
+        output.error = not_finite("logits")
     else:
         sequence.append(token)
         if logprob is not None:

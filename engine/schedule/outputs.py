@@ -13,6 +13,14 @@ from quire.engine.sequences.rows import Samples
 from quire.engine.sequences.sequence import NO_ROW, SequenceGroup
 
 
+def not_finite(what: str) -> str:
+    """Return the error of a request for which the model gave such numbers."""
+    return (
+        f"the model gave {what} that are not finite; if its keys or values are larger than a rounded KV "
+        "cache holds (fp12_e4m7: 65,280), --kv-cache-dtype model keeps them as they are"
+    )
+
+
 def token_logprobs(tokens: list[int], logprobs: Logprobs, ks: list[int]) -> list[TokenLogprob]:
     """Return one TokenLogprob per row of `logprobs`, with the ks[i] best candidates each."""
     chosen, rank = logprobs.chosen.tolist(), logprobs.rank.tolist()

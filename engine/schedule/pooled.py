@@ -8,13 +8,8 @@ from quire.engine.arrays import Vectors
 from quire.engine.messages import Output, PoolingParams
 from quire.engine.schedule.draft import InFlightStep
 from quire.engine.schedule.lifecycle import finish
-from quire.engine.schedule.outputs import describe_first
+from quire.engine.schedule.outputs import describe_first, not_finite
 from quire.engine.schedule.state import SchedulerState
-
-NOT_FINITE = (
-    "the model gave numbers that are not finite; if its keys or values are larger than a rounded KV cache "
-    "holds (fp12_e4m7: 65,280), --kv-cache-dtype model keeps them as they are"
-)
 
 
 def commit_vectors(state: SchedulerState, step: InFlightStep, vectors: Vectors) -> list[Output]:
@@ -31,7 +26,7 @@ def commit_vectors(state: SchedulerState, step: InFlightStep, vectors: Vectors) 
             output.vector = finished(vector, request.pooling).tobytes()
         else:
             output.finish_reason = "error"
-            output.error = NOT_FINITE
+            output.error = not_finite("numbers")
         outputs.append(output)
         finish(state, sequence, output.finish_reason)
     return outputs
