@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,20 +38,22 @@ class Leases:
         self._app = app
         self._leases: dict[bytes, Lease] = {}
 
-    def make(self) -> Lease:
+    @contextmanager
+    def lent(self) -> Iterator[Lease]:
+        """Make one, which lets nobody in any more once the block is left."""
         lease = Lease()
         self._leases[lease.token] = lease
-        return lease
+        try:
+            yield lease
+        finally:
+            self._leases.pop(lease.token, None)
 
     async def wait(self, lease: Lease) -> None:
         """Wait until the request is answered, or nobody has come with it for long."""
         ended = asyncio.wrap_future(lease.ended)
-        try:
-            await asyncio.wait([ended], timeout=UNUSED_SECONDS)
-            if lease.is_used:
-                await asyncio.wait([ended])
-        finally:
-            self._leases.pop(lease.token, None)
+        await asyncio.wait([ended], timeout=UNUSED_SECONDS)
+        if lease.is_used:
+            await asyncio.wait([ended])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         token = dict(scope["headers"]).get(HEADER, b"")

@@ -55,9 +55,9 @@ class Replica:
 
     async def lease(self, wish: str) -> AsyncIterator[tuple[str, bytes]]:
         """Yield where to ask, and with which header; the call lasts until that request is answered."""
-        lease = self._leases.make()
-        yield self.url, lease.token
-        await self._leases.wait(lease)
+        with self._leases.lent() as lease:
+            yield self.url, lease.token
+            await self._leases.wait(lease)
 
     async def check_health(self) -> None:
         """Raises RuntimeError if Ray must start it anew."""

@@ -46,17 +46,34 @@ def test_a_lease_lasts_until_its_request_is_answered_and_opens_once() -> None:
             await answered.wait()
 
         leases, client = Leases(app), Client()
-        lease = leases.make()
-        waiting = asyncio.create_task(leases.wait(lease))
+        with leases.lent() as lease:
+            waiting = asyncio.create_task(leases.wait(lease))
+            scope = scope_of("/v1/completions", **{HEADER.decode(): lease.token})
+            request = asyncio.create_task(leases(scope, client.receive, client.send))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await leases(scope, client.receive, client.send)
+            assert client.sent[0]["status"] == 403
+            answered.set()
+            await request
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_a_lease_whose_call_is_given_up_lets_nobody_in() -> None:
+    """As when Ray drops the call before it goes on from what it has yielded."""
+
+    async def run() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            raise AssertionError("nobody has a lease")
+
+        leases, client = Leases(app), Client()
+        with leases.lent() as lease:
+            pass
         scope = scope_of("/v1/completions", **{HEADER.decode(): lease.token})
-        request = asyncio.create_task(leases(scope, client.receive, client.send))
-        await asyncio.sleep(0)
-        assert not waiting.done()
         await leases(scope, client.receive, client.send)
         assert client.sent[0]["status"] == 403
-        answered.set()
-        await request
-        await waiting
 
     asyncio.run(run())
 
