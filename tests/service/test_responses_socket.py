@@ -19,7 +19,7 @@ from quire.service.api.responses.protocol import ResponseCreate
 from quire.service.errors import not_ready
 from quire.service.text.tokenizer import Tokenizer
 from quire.service.watchdog import DEFAULT_TIMEOUT_ON_CPU
-from tests.service.asgi import post, settle
+from tests.service.asgi import get, post, settle
 from tests.service.asgi_socket import Socket
 from tests.service.conftest import Service
 from tests.service.socket_life import SocketLife, lives
@@ -385,6 +385,19 @@ async def test_cancelling_what_has_ended_or_is_another_sockets(manual: Service) 
     assert len([event for event in one.events if event["type"] in ENDS]) == 1
     one.leave()
     other.leave()
+
+
+async def test_a_cancellation_that_meets_the_end(manual: Service) -> None:
+    """It is kept as it was told."""
+    socket = Socket(manual.app).start()
+    socket.create("a", max_output_tokens=1, store=True)
+    response = (await socket.until_type("response.created"))["response"]["id"]
+    step(manual)
+    socket.cancel(response)
+    told = (await socket.until(lambda events: events[-1]["type"] in ENDS))[-1]
+    kept = await get(manual.app, f"/v1/responses/{response}")
+    assert json.loads(kept.body) == told["response"]
+    socket.leave()
 
 
 async def test_sixteen_at_once(manual: Service) -> None:

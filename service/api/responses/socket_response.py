@@ -61,8 +61,9 @@ class SocketResponse(Interruptible):
         self._state.generations.add(self)
         try:
             error = await failure_of(self, self._generate(before))
-            if isinstance(error, Cancelled) and self._events is not None:
-                self._end(self._events.cancelled())
+            if isinstance(error, Cancelled) and self._response is not None and self._events is not None:
+                finished = self._response.choice.finish_reason is not None  # just before it was cancelled
+                self._end(self._events.finish() if finished else self._events.cancelled())
             elif error is not None:
                 self._fail(error)
         finally:
