@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import os
 import secrets
@@ -45,7 +44,7 @@ from quire.loadtest.client.sessions import (
     from_works,
     read_trace,
 )
-from quire.loadtest.client.target import Target
+from quire.loadtest.client.target import Target, first_model
 from quire.loadtest.workloads import LAST_TOKEN, WORKLOADS
 
 Arguments = argparse.Namespace
@@ -177,7 +176,7 @@ def _target(arguments: Arguments) -> Target:
     )
     if target.model:
         return target
-    return msgspec.structs.replace(target, model=asyncio.run(_first_model(target, _api_key(arguments))))
+    return msgspec.structs.replace(target, model=asyncio.run(first_model(target, _api_key(arguments))))
 
 
 def _api_key(arguments: Arguments) -> str:
@@ -187,19 +186,6 @@ def _api_key(arguments: Arguments) -> str:
     if arguments.api_key_env not in os.environ:
         raise ValueError(f"--api-key-env: the environment has no {arguments.api_key_env}")
     return os.environ[arguments.api_key_env]
-
-
-async def _first_model(target: Target, api_key: str) -> str:
-    client = target.client(api_key)
-    try:
-        status, body = await client.get("/v1/models")
-    except OSError as error:
-        raise ValueError(f"no server answers at {target.base_url}: {error}") from error
-    finally:
-        client.close()
-    if status != 200:
-        raise ValueError(f"{target.base_url}/v1/models answered {status}; give --model (and --api-key-env)")
-    return str(json.loads(body)["data"][0]["id"])
 
 
 async def _counters(target: Target, api_key: str) -> dict[str, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import urllib.request
 
+import httptools
+
 from quire.loadtest.client.http_client import HttpClient
 
 # vLLM's and Quire's; other servers' metrics with these words in their names are kept as well.
@@ -11,7 +13,10 @@ WORDS = ("kv_", "cache", "preempt", "num_requests")
 
 
 def parse_counters(text: str) -> dict[str, float]:
-    """Return counters and gauges that tell of the KV cache, `name{label="value"}` to value."""
+    """Return counters and gauges that tell of the KV cache, `name{label="value"}` to value.
+
+    Raises ValueError for text of another form.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     found = {}
@@ -32,9 +37,9 @@ async def read_counters(client: HttpClient) -> dict[str, float]:
     """Return a server's counters; none where it has none that we could read."""
     try:
         status, body = await client.get("/metrics")
-    except OSError:
+        return parse_counters(body.decode(errors="replace")) if status == 200 else {}
+    except (OSError, httptools.HttpParserError, ValueError):  # ValueError: a page, whatever the path is
         return {}
-    return parse_counters(body.decode(errors="replace")) if status == 200 else {}
 
 
 def read_samples(url: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -81,6 +82,25 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def _headers(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def first_model(target: Target, api_key: str) -> str:
+    """Return the name of the first model that the server lists. Raises ValueError."""
+    client = target.client(api_key)
+    try:
+        status, body = await client.get("/v1/models")
+    except (OSError, httptools.HttpParserError) as error:
+        raise ValueError(f"no HTTP server answers at {target.base_url}: {error}") from error
+    finally:
+        client.close()
+    if status != 200:
+        raise ValueError(f"{target.base_url}/v1/models answered {status}; give --model (and --api-key-env)")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"{target.base_url}/v1/models lists no model; give --model, or another --url (without /v1)"
+        ) from error
 
 
 async def ask(

@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     with socket.create_server(("127.0.0.1", 0)) as probe:
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
     assert main(["run", "--url", nobody, "--rate", "1"]) == 1
-    assert "no server answers" in capsys.readouterr().err
+    assert "no HTTP server answers" in capsys.readouterr().err
     assert main(["run", "--model", "m", "--url", nobody]) == 1
     assert "--rate" in capsys.readouterr().err
     assert (

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.loadtest.client.answer import Answer
+from quire.loadtest.client.counters import read_counters
 from quire.loadtest.client.driver import drive
 from quire.loadtest.client.http_client import HttpClient
 from quire.loadtest.client.records import Record
 from quire.loadtest.client.sessions import Session, Turn
-from quire.loadtest.client.target import Target
+from quire.loadtest.client.target import Target, first_model
 from tests.loadtest.scripted_server import (
     Asked,
     Reply,
@@ -204,6 +205,35 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
                 assert await client.get("/") == (200, b"x")
             client.close()
         assert server.connections == 3
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "pieces", [plain("200 OK", b"<p class='a b'>Hello!</p>"), plain("404 Not Found", b""), [b"SSH-2.0\r\n"]]
+)
+def test_counters_of_a_server_that_has_none(pieces: list[bytes]) -> None:
+    async def test() -> None:
+        async with scripted_server(lambda asked: Reply(pieces)) as server:
+            assert await read_counters(HttpClient(server.url, {}, 30.0)) == {}
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        (plain("200 OK", b"<p>Hello!</p>"), "lists no model; give --model"),
+        (plain("200 OK", b'{"data": []}'), "lists no model; give --model"),
+        (plain("401 Unauthorized", b""), r"answered 401; give --model \(and --api-key-env\)"),
+        ([b"SSH-2.0\r\n"], "no HTTP server answers"),
+    ],
+)
+def test_a_server_that_lists_no_model(pieces: list[bytes], said: str) -> None:
+    async def test() -> None:
+        async with scripted_server(lambda asked: Reply(pieces)) as server:
+            with pytest.raises(ValueError, match=said):
+                await first_model(Target(base_url=server.url, model=""), "")
 
     asyncio.run(test())
 
