@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -13,6 +14,7 @@ from quire.engine import messages
 from quire.engine.config import EngineConfig, EngineInfo
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
+from quire.service.http.alternatives import alternatives
 from quire.service.text.named_templates import template_names
 from quire.service.text.tokenizer import Tokenizer
 
@@ -20,6 +22,10 @@ Prompt = str | list[int] | Mapping[str, Any]
 """The last one is as vLLM's: {"prompt": …} or {"prompt_token_ids": …}."""
 Params = messages.SamplingParams  # SamplingParams is one, too
 Message = dict[str, str]
+
+_OF_FIELD = re.compile(
+    r"^(?:Expected `(?P<kinds>[^`]*)`, got .*|Invalid enum value .*) - at `\$\.(?P<name>\w+)`$"
+)
 
 
 class ChatPrompt(list[int]):
@@ -148,10 +154,11 @@ def turn_stops(tokenizer: Tokenizer, prompt: str | list[int], params: Params) ->
     return tuple(tokenizer.turn_end.strings) if is_turn else ()
 
 
-def engine_settings(values: Mapping[str, object], unknown: Iterable[str]) -> dict[str, object]:
-    """Return those of `values` that are EngineConfig's fields.
+def engine_config(model: str, values: Mapping[str, object], unknown: Iterable[str]) -> EngineConfig:
+    """Return it with those of `values` that are its fields.
 
     Raises TypeError for an unknown one: with what to do if it is vLLM's, else with the nearest that there is.
+    Raises ValueError that names the setting, or its flag, and what it may be.
     """
     known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
     for name in unknown:
@@ -160,4 +167,19 @@ def engine_settings(values: Mapping[str, object], unknown: Iterable[str]) -> dic
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
         raise TypeError(f"LLM has no setting {name!r}: {hint}")
-    return {name: values[name] for name in known}
+    settings = {name: values[name] for name in known}
+    try:
+        return msgspec.convert({"model": model, **settings}, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise _told(error, settings) from error
+
+
+def _told(error: msgspec.ValidationError, settings: Mapping[str, object]) -> ValueError:
+    """Return what msgspec says of a value in words of this library's; a check of our own has them."""
+    found = _OF_FIELD.search(str(error))
+    if found is None:
+        return ValueError(str(error))
+    name, kinds = found["name"], found["kinds"]
+    choices = ", ".join(map(repr, alternatives(EngineConfig, name)))
+    may_be = f"one of {choices}" if choices else kinds.replace(" | null", " or None")
+    return ValueError(f"{name} must be {may_be}, got {settings[name]!r}")

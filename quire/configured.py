@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from os import PathLike, fspath
 from typing import Any, Literal
 
-import msgspec
-
-from quire.arguments import ChatPrompt, Message, chat_prompt, engine_settings
-from quire.engine.config import EngineConfig, KVCacheDtype, ModelImpl, PreemptionMode, Progress
+from quire.arguments import ChatPrompt, Message, chat_prompt, engine_config
+from quire.engine.config import KVCacheDtype, ModelImpl, PreemptionMode, Progress
 from quire.engine.models.pooling import Runner
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.model_tokenizer import tokenizer_of
@@ -52,8 +50,7 @@ class Configured:
         on_progress: Callable[[Progress], None] | None = None,
         **unknown: Any,
     ) -> None:
-        settings = engine_settings(locals(), unknown)
-        self._config = msgspec.convert({"model": fspath(model), **settings}, EngineConfig)
+        self._config = engine_config(fspath(model), locals(), unknown)
         self._chat_template = chat_template
         self._begin(on_progress)
 

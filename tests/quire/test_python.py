@@ -101,6 +101,22 @@ def test_a_setting_of_vllms_is_explained() -> None:
             LLM(**{other: 2})
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"dtype": "half"}, "dtype must be one of 'auto', 'bfloat16', 'float16', 'float32', got 'half'"),
+        ({"dtype": torch.half}, "dtype must be one of .*'float32', got torch.float16"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of .*'fp8_e4m3'.*, got 'fp8'"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be int, got '4'"),
+        ({"seed": 1.5}, "seed must be int or None, got 1.5"),
+        ({"block_size": 17}, "--block-size must be one of .*, got 17"),
+    ],
+)
+def test_a_setting_that_cannot_be(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        AsyncLLM(**settings)
+
+
 def test_a_conversation_is_answered_as_over_http(llm: LLM) -> None:
     (answer,) = llm.chat(HELLO, sampling_params=GREEDY)
     assert answer[0].text == "".join(llm.stream(llm.chat_prompt(HELLO), GREEDY))
