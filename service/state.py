@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -189,12 +189,31 @@ class ServerState:
         def encode(texts: list[str]) -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
+        return await self._encoded(texts, sizes, encode)
+
+    async def encode_pairs(
+        self, pairs: list[tuple[str, str]], param: str, *, add_special_tokens: bool
+    ) -> list[list[int]]:
+        """Encode as `encode_all` does, of texts that the model is to compare."""
+        _, tokenizer, _ = self.serving()
+        sizes = [utf8_size(first) + utf8_size(second) for first, second in pairs]
+        if max(sizes) > self.config.max_prompt_bytes:
+            raise too_large(param, max(sizes), self.config.max_prompt_bytes)
+
+        def encode(pairs: list[tuple[str, str]]) -> list[list[int]]:
+            return [tokenizer.encode_pair(*pair, add_special_tokens=add_special_tokens) for pair in pairs]
+
+        return await self._encoded(pairs, sizes, encode)
+
+    async def _encoded(
+        self, items: list[T], sizes: list[int], encode: Callable[[list[T]], list[list[int]]]
+    ) -> list[list[int]]:
         if sum(sizes) <= _INLINE:
-            return encode(texts)
+            return encode(items)
         loop = asyncio.get_running_loop()
         tokens: list[list[int]] = []
         with self.queue.tokenising(sum(sizes)):
-            for part in _portions(texts, sizes):
+            for part in _portions(items, sizes):
                 tokens += await loop.run_in_executor(self.pool, encode, part)
         return tokens
 

@@ -188,3 +188,21 @@ async def test_labels(make_service: Callable[..., Service], embeds: Service, tok
     refused = await post(embeds.app, "/classify", {"input": "a"})
     assert (refused.status, refused.error["code"]) == (400, "model_not_supported")
     assert (await post(service.app, "/classify", {"input": []})).error["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    "template", [None, ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})]
+)
+async def test_a_text_that_all_pairs_have_counts_in_each(
+    make_service: Callable[..., Service], template: ChatTemplate | None
+) -> None:
+    """A short body would make gigabytes of text and tokens."""
+    service = make_service(pooling=HEAD, max_untokenised_bytes=10_000)
+    service.state.tokenizer = Tokenizer(tiny_tokenizers.byte_level(), template, is_own=False)
+    reply = await rerank(service, query="a" * 100, documents=["b"] * 100)
+    assert (reply.status, reply.json()["error"]["param"]) == (413, "documents")
+    assert (
+        "the pairs have 10100 bytes together, more than 10000: send fewer" in reply.json()["error"]["message"]
+    )
+    assert not service.engine.streams
+    assert (await rerank(service, query="a" * 99, documents=["b"] * 100)).status == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import mul
@@ -28,7 +27,7 @@ from quire.service.api.pooling.replies import (
     new_id,
     now,
 )
-from quire.service.errors import bad_value, refused, too_large
+from quire.service.errors import ApiError, bad_value, refused
 from quire.service.http.codec import decode
 from quire.service.state import ServerState
 from quire.service.text.pooled_prompt import PooledPrompt
@@ -37,7 +36,6 @@ from quire.service.text.sizes import utf8_size
 
 _rerank = json.Decoder(RerankRequest)
 _score = json.Decoder(ScoreRequest)
-_INLINE = 2048  # bytes of texts that are tokenised at once
 
 Pairs = list[tuple[str, str]]  # of texts, or of their names
 Reply = Callable[[list[float], PoolingUsage], msgspec.Struct]
@@ -144,6 +142,7 @@ async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingField
     _, tokenizer, info = state.serving()
     pairs, param = scoring.pairs, scoring.param
     state.admit(len(pairs), param)
+    _check_size(pairs, param, state.config.max_untokenised_bytes)
     labels = [_pair_label(*each) for each in zip(pairs, scoring.names, strict=True)]
     if (template := tokenizer.pair_template) is not None:
         texts = [
@@ -151,21 +150,18 @@ async def _pair_tokens(state: ServerState, scoring: _Scoring, body: PoolingField
         ]
         return await tokens_of(state, texts, param, body, labels)
     special = body.add_special_tokens is not False
-    sizes = [utf8_size(first) + utf8_size(second) for first, second in pairs]
-    most = state.config.max_prompt_bytes
-    if max(sizes) > most:
-        raise too_large(param, max(sizes), most)
-
-    def encode() -> list[list[int]]:
-        return [tokenizer.encode_pair(*pair, add_special_tokens=special) for pair in pairs]
-
-    if sum(sizes) <= _INLINE:
-        tokens = encode()
-    else:
-        with state.queue.tokenising(sum(sizes)):
-            tokens = await asyncio.get_running_loop().run_in_executor(state.pool, encode)
+    tokens = await state.encode_pairs(pairs, param, add_special_tokens=special)
     cut = body.truncate_prompt_tokens
     return [fitted(PooledPrompt(each), info, label, cut) for each, label in zip(tokens, labels, strict=True)]
+
+
+def _check_size(pairs: Pairs, param: str, limit: int) -> None:
+    """Raises ApiError 413 for more than may ever wait: a long text that all have is in each of the pairs."""
+    sizes = {text: utf8_size(text) for text in {text for pair in pairs for text in pair}}
+    size = sum(sizes[text] for pair in pairs for text in pair)
+    if size > limit:
+        message = f"{param}: the pairs have {size} bytes together, more than {limit}: send fewer at once"
+        raise ApiError(413, message, param=param, code="prompt_too_large")
 
 
 def _pair_label(pair: tuple[str, str], names: tuple[str, str]) -> Label:
