@@ -26,6 +26,7 @@ from quire.service.api.answers import Answer, chunked_answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
+    check_repeated,
     check_sampling,
     checked_grammar,
     checked_tools,
@@ -158,6 +159,8 @@ async def generate(
     if body.token_limit is None:
         budget = carried.room(len(tokens), budget)
     carried.check(len(tokens), budget)
+    prompt = Prompt(tokens, None)
+    check_repeated([prompt], body)
     tools = await checked_tools(state, body, tokenizer)
 
     def form() -> Form | None:
@@ -182,9 +185,7 @@ async def generate(
     )
     salt = cache_salt(connection, body.cache_salt)
     times = state.times_of(connection, state.check_model(body.model))
-    return Generation(
-        state.admission, engine, tokenizer, [Prompt(tokens, None)], [params], options, salt, times
-    )
+    return Generation(state.admission, engine, tokenizer, [prompt], [params], options, salt, times)
 
 
 async def begin(state: ServerState, connection: HTTPConnection, body: ChatRequest) -> Answer:

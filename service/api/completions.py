@@ -17,6 +17,7 @@ from quire.service.api.answers import Answer, chunked_answer, reply_choices
 from quire.service.api.logprob_budget import LogprobBudget
 from quire.service.api.request_params import (
     cache_salt,
+    check_repeated,
     check_sampling,
     check_token_ids,
     checked_grammar,
@@ -124,6 +125,7 @@ async def begin(state: ServerState, connection: HTTPConnection, body: Completion
     grammar = await checked_grammar(state, body.form)
     carried = LogprobBudget.of(body, body.logprobs, echo)
     prompts, params = await _read_prompts(state, body), []
+    check_repeated(prompts, body)
     for prompt in prompts:
         budget = token_budget(
             body, prompt.tokens, "prompt", info, info.sampling_defaults.max_tokens or DEFAULT_MAX_TOKENS

@@ -11,15 +11,21 @@ from starlette.requests import HTTPConnection
 from quire.engine.config import EngineInfo
 from quire.engine.errors import FieldError
 from quire.engine.messages import MAX_LOGIT_BIAS, SamplingParams
+from quire.service.answer.group import Prompt
 from quire.service.api.requests.sampling import SamplingFields
 from quire.service.api.sampling_defaults import with_defaults
 from quire.service.errors import bad_value, no_room, refused
 from quire.service.state import ServerState
+from quire.service.text.sizes import utf8_size
 from quire.service.text.structured import Form
 from quire.service.text.tools.use import ToolRequest, ToolUse
 
 if TYPE_CHECKING:
     from quire.service.text.tokenizer import Tokenizer
+
+
+MAX_REPEATED_BYTES = 64 << 20  # of prompts, in all choices of an answer together
+_ID_BYTES = 7  # of a token's id, as JSON
 
 
 class TokenLimit(Protocol):
@@ -185,3 +191,17 @@ def truncated(body: SamplingFields, prompt: list[int], info: EngineInfo) -> list
 def tokenising_limit(body: SamplingFields, info: EngineInfo) -> int | None:
     """Return the number of tokens from which on a prompt is refused, if there is one."""
     return info.max_request_tokens if body.truncate_prompt_tokens is None else None
+
+
+def check_repeated(prompts: Sequence[Prompt], body: SamplingFields) -> None:
+    """Raises ApiError 400 if the choices, of which each has its whole prompt, would have too much of them."""
+    each = sum(utf8_size(prompt.text or "") for prompt in prompts)
+    if body.return_token_ids:
+        each += _ID_BYTES * sum(len(prompt.tokens) for prompt in prompts)
+    size = each * (body.n or 1)
+    if size > MAX_REPEATED_BYTES:
+        raise bad_value(
+            "n",
+            f"n: the answer would repeat the prompts in some {size} bytes, more than {MAX_REPEATED_BYTES}: "
+            "ask for fewer choices or prompts, or leave out echo and return_token_ids",
+        )

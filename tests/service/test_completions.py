@@ -157,6 +157,31 @@ async def test_eos_ends_it_and_is_counted_but_not_shown(
         assert reply.json()["usage"]["completion_tokens"] == len(tokens)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt", "field"),
+    [
+        (PATH, {"prompt": "a " * 50}, "echo"),
+        (PATH, {"prompt": "a " * 50}, "return_token_ids"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a " * 50}]},
+            "return_token_ids",
+        ),
+    ],
+)
+async def test_prompts_are_not_repeated_without_end(
+    service: Service, monkeypatch: pytest.MonkeyPatch, path: str, prompt: dict[str, Any], field: str
+) -> None:
+    """A short body would have an answer of gigabytes, which is made at once."""
+    monkeypatch.setattr("quire.service.api.request_params.MAX_REPEATED_BYTES", 1200)
+    body = {**prompt, "max_tokens": 1, "temperature": 1.0, field: True}
+    assert (await post(service.app, path, {**body, "n": 1})).status == 200
+    reply = await post(service.app, path, {**body, "n": 16})
+    assert (reply.status, reply.json()["error"]["param"]) == (400, "n")
+    assert "ask for fewer choices" in reply.json()["error"]["message"]
+    assert (await post(service.app, path, {**body, "n": 16, field: False})).status == 200
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_stop_string(make_service: Callable[..., Service], tokenizer: Tokenizer, stream: bool) -> None:
     service = make_service(script=says(tokenizer, "abc d STOP more"))
