@@ -91,7 +91,7 @@ def test_a_setting_that_there_is_not_is_refused(wrong: dict[str, Any], told: str
 
 
 def test_a_cache_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'fp12' - at `.*kv_cache_dtype`"):
+    with pytest.raises(ValueError, match=r"kv_cache_dtype must be one of .*'fp12_e4m7'.*, got 'fp12'"):
         LLM(device="cpu", kv_cache_dtype="fp12")
 
 
