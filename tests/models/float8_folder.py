@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.models.any_model import save_tiny
+from tests.models.quantised_folder import save_twice
 
 LARGEST = 448.0  # of torch.float8_e4m3fn
-NOT_QUANTISED = ("embed", "wte", "wpe", "lm_head", "gate.weight", "router", "_bias")
-SIZES: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 288, "head_dim": 48}
-MODELS: dict[str, dict[str, Any]] = {  # blocks of 128 end within matrices, and in the midst of a rank's share
-    "llama": SIZES | {"tie_word_embeddings": True},
-    "qwen3": SIZES,
-    "mistral": SIZES,
-    "opt": {"hidden_size": 160, "ffn_dim": 288, "word_embed_proj_dim": 160},
-    "gpt2": {"n_embd": 160, "n_inner": 288},
-    "gemma2": SIZES,
-    "gemma3": {},  # with a configuration of its text inside
-    "qwen3_moe": SIZES | {"moe_intermediate_size": 144},  # experts in files of their own
-    "minimax_m2": SIZES,  # likewise, under other names
-    "gpt_oss": SIZES,  # experts stacked
-    "deepseek_v3": {"hidden_size": 160, "moe_intermediate_size": 144, "kv_lora_rank": 144},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +73,6 @@ FORMS = {
 }  # fmt: skip
 
 
-def is_quantised(name: str, weight: Tensor) -> bool:
-    return weight.dim() > 1 and not any(part in name for part in NOT_QUANTISED)
-
-
 def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
     """Return 8-bit floats, scales, and the numbers that they stand for, of a matrix or a stack of them."""
     if weight.dim() > 2:
@@ -113,27 +91,13 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
     return floats, scales.view(scales.shape if form.dims > 1 else (-1,) * form.dims), numbers
 
 
-def configure(folder: Path, quantization_config: dict[str, Any], field: str = "quantization_config") -> None:
-    """Put into a folder's config.json how its weights are quantised."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {field: quantization_config}))
-
-
 def save_quantised(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
     """Save a random model twice: with quantised weights, and with the numbers that those stand for."""
-    quantised, plain = folder / "quantised", folder / "plain"
-    save_tiny(kind, quantised, **MODELS[kind])
-    shutil.copytree(quantised, plain)
-    held: dict[str, Tensor] = {}
-    meant: dict[str, Tensor] = {}
-    for name, weight in load_file(quantised / "model.safetensors").items():
-        held[name] = meant[name] = weight
-        if not is_quantised(name, weight):
-            continue
-        held[name], held[name + form.scale], meant[name] = quantise(weight, form)
+
+    def parts_of(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        floats, scales, numbers = quantise(weight, form)
         before = name.removesuffix("weight") if name.endswith(".weight") else f"{name}_"
-        held |= {before + other: torch.tensor(0.25) for other in form.beside}
-    save_file(held, quantised / "model.safetensors", {"format": "pt"})
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    configure(quantised, form.config)
-    return quantised, plain
+        beside = {before + other: torch.tensor(0.25) for other in form.beside}
+        return {name: floats, name + form.scale: scales} | beside, numbers
+
+    return save_twice(kind, form.config, parts_of, folder)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.models.any_model import save_tiny
-from tests.models.float8_folder import MODELS, configure, is_quantised
+from tests.models.quantised_folder import save_twice
 
 AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word, from the lowest bits on
 
@@ -162,18 +159,6 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
 
 def save_packed(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
     """Save a random model twice: with packed weights, and with the numbers that those stand for."""
-    quantised, plain = folder / "quantised", folder / "plain"
-    save_tiny(kind, quantised, **MODELS[kind])
-    shutil.copytree(quantised, plain)
-    held: dict[str, Tensor] = {}
-    meant: dict[str, Tensor] = {}
-    for name, weight in load_file(quantised / "model.safetensors").items():
-        if weight.dim() == 2 and name.endswith(".weight") and is_quantised(name, weight):
-            parts, meant[name] = parts_of(name.removesuffix(".weight"), weight, form)
-            held |= parts
-        else:
-            held[name] = meant[name] = weight
-    save_file(held, quantised / "model.safetensors", {"format": "pt"})
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    configure(quantised, form.config)
-    return quantised, plain
+    return save_twice(
+        kind, form.config, lambda name, weight: parts_of(name.removesuffix(".weight"), weight, form), folder
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.quantisation import BITSANDBYTES
 from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
-from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.float8_folder import MODELS, configure, is_quantised
+from tests.models.quantised_folder import save_twice
 from tests.models.test_float8 import EVERY, assert_same, load
 
 BLOCK, NESTED_BLOCK = 64, 256
@@ -79,20 +77,7 @@ FORMS: dict[str, Parts] = {
 
 def save_coded(kind: str, form: str, folder: Path) -> tuple[Path, Path]:
     """Save a random model twice: with coded weights, and with the numbers that those stand for."""
-    quantised, plain = folder / "quantised", folder / "plain"
-    save_tiny(kind, quantised, **MODELS[kind])
-    shutil.copytree(quantised, plain)
-    held: dict[str, Tensor] = {}
-    meant: dict[str, Tensor] = {}
-    for name, weight in load_file(quantised / "model.safetensors").items():
-        held[name] = meant[name] = weight
-        if weight.dim() == 2 and name.endswith(".weight") and is_quantised(name, weight):
-            parts, meant[name] = FORMS[form](name, weight)
-            held |= parts
-    save_file(held, quantised / "model.safetensors", {"format": "pt"})
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    configure(quantised, CONFIG)
-    return quantised, plain
+    return save_twice(kind, CONFIG, FORMS[form], folder)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -25,8 +25,9 @@ from quire.engine.parallel.fit import weight_bytes
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.float8_folder import FORMS, MODELS, configure, fp8, quantise, save_quantised
+from tests.models.float8_folder import FORMS, fp8, quantise, save_quantised
 from tests.models.paged_driver import PagedDriver
+from tests.models.quantised_folder import MODELS, configure
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
 NATIVE = ("llama", "qwen3", "mistral", "opt", "gpt2")

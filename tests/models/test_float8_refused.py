@@ -17,7 +17,8 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
 from tests.models.any_model import save_tiny
-from tests.models.float8_folder import FORMS, compressed, configure, fp8, save_quantised
+from tests.models.float8_folder import FORMS, compressed, fp8, save_quantised
+from tests.models.quantised_folder import configure
 
 Edit = Callable[[dict[str, Tensor]], object]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"  # [192, 160]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
 from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.float8_folder import MODELS, compressed, configure, is_quantised
+from tests.models.float8_folder import compressed
+from tests.models.quantised_folder import configure, save_twice
 from tests.models.test_float8 import EVERY, assert_same, load
 
 FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by three bits; the fourth is the sign
@@ -48,21 +48,9 @@ def parts_of(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 def save_nvfp4(kind: str, folder: Path) -> tuple[Path, Path]:
     """Save a random model twice: with weights in NVFP4, and with the numbers that those stand for."""
-    quantised, plain = folder / "quantised", folder / "plain"
-    save_tiny(kind, quantised, **MODELS[kind])
-    shutil.copytree(quantised, plain)
-    held: dict[str, Tensor] = {}
-    meant: dict[str, Tensor] = {}
-    for name, weight in load_file(quantised / "model.safetensors").items():
-        if weight.dim() == 2 and name.endswith(".weight") and is_quantised(name, weight):
-            parts, meant[name] = parts_of(name.removesuffix(".weight"), weight)
-            held |= parts
-        else:
-            held[name] = meant[name] = weight
-    save_file(held, quantised / "model.safetensors", {"format": "pt"})
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    configure(quantised, CONFIG)
-    return quantised, plain
+    return save_twice(
+        kind, CONFIG, lambda name, weight: parts_of(name.removesuffix(".weight"), weight), folder
+    )
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])

@@ -22,8 +22,8 @@ from quire.engine.models.weight_files import open_weights
 from quire.engine.parallel.fit import weight_bytes
 from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.float8_folder import configure
 from tests.models.packed_folder import FORMS, awq, compressed, gptq, parts_of, save_packed
+from tests.models.quantised_folder import configure
 from tests.models.test_float8 import EVERY, assert_same, load
 
 QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
