@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from quire.engine.errors import FieldError
+from quire.service.text.closed_schema import closed
+from quire.service.text.schema_keywords import OF_NAMES, OF_VALUES
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
@@ -26,16 +28,13 @@ _JSON_OPTIONS: dict[str, Any] = {
 _FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-_OF_NAMES = frozenset(  # keywords whose values have schemas by names of the client's own
-    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-)
-_OF_VALUES = frozenset(("enum", "const", "default", "examples"))  # keywords that have no schemas
 
 _SCHEMA = (
     f"A JSON Schema of at most {MAX_SCHEMA_BYTES} bytes and {MAX_SCHEMA_DEPTH} levels. It is always "
     "enforced: a keyword of JSON Schema that cannot be is refused. One that JSON Schema does not have, a "
     "misspelt one too, is ignored, as its standard says, and so is a format other than "
-    f"{', '.join(sorted(_FORMATS))}"
+    f"{', '.join(sorted(_FORMATS))}. An object that names its properties has no others, unless "
+    "additionalProperties allows them"
 )
 _NAME = "Your own label; it changes nothing"
 _STRICT = "Every schema is enforced, so it changes nothing"
@@ -123,7 +122,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """Return a schema within a grammar of several rules."""
-    enforced = without_unknown_formats(schema)
+    enforced = closed(without_unknown_formats(schema))
     return "%json " + msgspec.json.encode({**enforced, "x-guidance": _JSON_OPTIONS}).decode()
 
 
@@ -133,10 +132,10 @@ def without_unknown_formats(schema: dict[str, Any], *, named: bool = False) -> d
     for key, value in schema.items():
         if not named and key == "format" and isinstance(value, str) and value not in _FORMATS:
             continue
-        if not named and key in _OF_VALUES:
+        if not named and key in OF_VALUES:
             kept[key] = value
         elif isinstance(value, dict):
-            kept[key] = without_unknown_formats(value, named=not named and key in _OF_NAMES)
+            kept[key] = without_unknown_formats(value, named=not named and key in OF_NAMES)
         elif isinstance(value, list):
             kept[key] = [without_unknown_formats(each) if isinstance(each, dict) else each for each in value]
         else:
