@@ -38,7 +38,8 @@ class Packed:
 
 def read_gptq(given: dict[str, Any], where: str) -> Packed:
     """Read a quantization_config of the method gptq, as AutoGPTQ and GPTQModel write it."""
-    form = given.get("checkpoint_format") or "gptq"
+    # The second is what GPTQModel calls it since its fifth version.
+    form = given.get("checkpoint_format") or given.get("format") or "gptq"
     if form not in _GPTQ_FORMS or given.get("is_marlin_format"):
         named = "marlin" if given.get("is_marlin_format") else form
         raise refused(where, f"the checkpoint_format {named!r}")

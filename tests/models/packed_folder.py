@@ -53,7 +53,7 @@ FORMS = {
     "gptq": Form(gptq(), "gptq", symmetric=True),
     "gptq in act order": Form(gptq(desc_act=True, sym=False), "gptq", ordered=True),
     "gptq, 8 bits, a group": Form(gptq(bits=8, group_size=-1), "gptq", bits=8, group=0, symmetric=True),
-    "gptq, 2 bits": Form(gptq(bits=2, checkpoint_format="gptq"), "gptq", bits=2),
+    "gptq, 2 bits": Form(gptq(bits=2, format="gptq", method="gptq"), "gptq", bits=2),
     "gptq v2": Form(gptq(checkpoint_format="gptq_v2", sym=False), "gptq_v2"),
     "awq": Form(awq(), "awq"),
     "awq, a group": Form(awq(group_size=-1), "awq", group=0),

@@ -107,6 +107,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "bits 3, which may be 2 or 4 or 8": gptq(bits=3),
     "bits None": {"quant_method": "gptq"},
     "the checkpoint_format 'exllama'": gptq(checkpoint_format="exllama"),
+    "the checkpoint_format 'bitblas'": gptq(format="bitblas"),
     "the checkpoint_format 'marlin'": gptq(is_marlin_format=True),
     "the pack_dtype 'int16'": gptq(pack_dtype="int16"),
     "group_size 0": gptq(group_size=0),
