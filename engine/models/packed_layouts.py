@@ -8,7 +8,7 @@ slices as safetensors has them; ranges are of whole outputs or inputs, [begin, e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ Range: TypeAlias = tuple[int, int]
 class Layout(Protocol):
     """Parts of a matrix [outputs, inputs] with so many groups of inputs."""
 
+    inputs_first: ClassVar[bool]
+
     @property
     def outputs(self) -> int: ...
 
@@ -30,9 +32,6 @@ class Layout(Protocol):
 
     @property
     def groups(self) -> int: ...
-
-    @property
-    def inputs_first(self) -> bool: ...
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -55,6 +54,8 @@ class Gptq:
     As AutoGPTQ writes them zero points are less by one (`zeros_less`), as GPTQModel's second version not.
     """
 
+    inputs_first: ClassVar[bool] = True
+
     words: Any
     scales: Any
     zero_points: Any
@@ -72,10 +73,6 @@ class Gptq:
     @property
     def groups(self) -> int:
         return int(self.scales.get_shape()[0])
-
-    @property
-    def inputs_first(self) -> bool:
-        return True
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -96,6 +93,8 @@ class Gptq:
 class Awq:
     """words [inputs, outputs / 8], scales [groups, outputs], zero points [groups, outputs / 8], of 4 bits."""
 
+    inputs_first: ClassVar[bool] = True
+
     words: Any
     scales: Any
     zero_points: Any
@@ -111,10 +110,6 @@ class Awq:
     @property
     def groups(self) -> int:
         return int(self.scales.get_shape()[0])
-
-    @property
-    def inputs_first(self) -> bool:
-        return True
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -137,6 +132,8 @@ class CompressedWords:
     Without any the zero point is the middle of the range. The last word of a row need not be full.
     """
 
+    inputs_first: ClassVar[bool] = False
+
     words: Any
     scales: Any
     zero_points: Any
@@ -150,10 +147,6 @@ class CompressedWords:
     @property
     def groups(self) -> int:
         return _groups(self.scales)
-
-    @property
-    def inputs_first(self) -> bool:
-        return False
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -175,6 +168,8 @@ class CompressedWords:
 class CompressedBytes:
     """Bytes [outputs, inputs] with a sign, scales and zero points [outputs, groups]; None: these are zero."""
 
+    inputs_first: ClassVar[bool] = False
+
     bytes: Any
     scales: Any
     zero_points: Any
@@ -190,10 +185,6 @@ class CompressedBytes:
     @property
     def groups(self) -> int:
         return _groups(self.scales)
-
-    @property
-    def inputs_first(self) -> bool:
-        return False
 
     @property
     def zeros_shape(self) -> list[int]:

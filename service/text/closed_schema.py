@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.service.text.schema_keywords import OF_NAMES, OF_VALUES, within
+from quire.service.text.schema_keywords import rewritten, within
 
 # What else may be of an object is said elsewhere than beside its properties, where these are.
 _COMBINING = frozenset(
@@ -27,7 +27,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """
     if any(_combines(each) for each in within(schema)):
         return schema
-    return _closed(schema)
+    return rewritten(schema, _closed)
 
 
 def _combines(schema: dict[str, Any]) -> bool:
@@ -38,21 +38,8 @@ def _combines(schema: dict[str, Any]) -> bool:
     return several or of_it or not _COMBINING.isdisjoint(schema)
 
 
-def _closed(schema: dict[str, Any], *, named: bool = False) -> dict[str, Any]:
-    """As `within` has it for `named`."""
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if not named and key in OF_VALUES:
-            found[key] = value
-        elif isinstance(value, dict):
-            found[key] = _closed(value, named=not named and key in OF_NAMES)
-        elif isinstance(value, list):
-            found[key] = [_closed(each) if isinstance(each, dict) else each for each in value]
-        else:
-            found[key] = value
-    if not named and _names_its_properties(schema):
-        found["additionalProperties"] = False
-    return found
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"additionalProperties": False} if _names_its_properties(schema) else schema
 
 
 def _names_its_properties(schema: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 OF_NAMES = frozenset(  # whose values have schemas by names of the client's own
@@ -24,3 +24,21 @@ def within(schema: dict[str, Any], *, named: bool = False) -> Iterator[dict[str,
             for each in value:
                 if isinstance(each, dict):
                     yield from within(each)
+
+
+def rewritten(
+    schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]], *, named: bool = False
+) -> dict[str, Any]:
+    """Return a schema changed, and all that are in it before; `named` as of `within`."""
+
+    def inner(key: str, value: Any) -> Any:
+        if not named and key in OF_VALUES:
+            return value
+        if isinstance(value, dict):
+            return rewritten(value, change, named=not named and key in OF_NAMES)
+        if isinstance(value, list):
+            return [rewritten(each, change) if isinstance(each, dict) else each for each in value]
+        return value
+
+    found = {key: inner(key, value) for key, value in schema.items()}
+    return found if named else change(found)

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from quire.engine.errors import FieldError
 from quire.service.text.closed_schema import closed
-from quire.service.text.schema_keywords import OF_NAMES, OF_VALUES
+from quire.service.text.schema_keywords import rewritten
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
@@ -126,21 +126,16 @@ def json_rule(schema: dict[str, Any]) -> str:
     return "%json " + msgspec.json.encode({**enforced, "x-guidance": _JSON_OPTIONS}).decode()
 
 
-def without_unknown_formats(schema: dict[str, Any], *, named: bool = False) -> dict[str, Any]:
-    """Return a schema without the formats that limit nothing; `named`: it has schemas by their names."""
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if not named and key == "format" and isinstance(value, str) and value not in _FORMATS:
-            continue
-        if not named and key in OF_VALUES:
-            kept[key] = value
-        elif isinstance(value, dict):
-            kept[key] = without_unknown_formats(value, named=not named and key in OF_NAMES)
-        elif isinstance(value, list):
-            kept[key] = [without_unknown_formats(each) if isinstance(each, dict) else each for each in value]
-        else:
-            kept[key] = value
-    return kept
+def without_unknown_formats(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without the formats that limit nothing."""
+    return rewritten(schema, _without_unknown_format)
+
+
+def _without_unknown_format(schema: dict[str, Any]) -> dict[str, Any]:
+    given = schema.get("format")
+    if not isinstance(given, str) or given in _FORMATS:
+        return schema
+    return {key: value for key, value in schema.items() if key != "format"}
 
 
 def check_size(schema: dict[str, Any]) -> None:
