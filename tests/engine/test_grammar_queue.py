@@ -106,7 +106,7 @@ def test_a_grammar_that_takes_too_long_holds_up_no_others() -> None:
     for i, grammar in enumerate([FIRST, SECOND, FIRST, THIRD]):
         queue.add(request(i, grammar))
     assert grammars.begun[FIRST].wait(LONG)
-    assert taken(queue, 2) == [(1, True), (3, True)]
+    assert sorted(taken(queue, 2)) == [(1, True), (3, True)]  # the second may take too long as well
     queue.add(request(4, FIRST))
     queue.abort(2)
     assert len(queue) == 2
