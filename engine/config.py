@@ -14,6 +14,7 @@ from quire.engine.urls import check_redis_url, check_replica_url
 MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BLOCK_SIZE = 16  # unless a model needs another
 ModelImpl = Literal["auto", "native", "transformers"]
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
 KVCacheDtype = Literal[
@@ -37,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None  # None: what the model and the KV cache allow
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None  # None: 64 for each multiprocessor of a GPU, 2048 on a CPU
-    block_size: int = 16
+    block_size: int | None = None  # None: 16; of a model that keeps states as these need
     gpu_memory_utilization: float = 0.9
     swap_space: float = 4.0  # GiB of host memory for KV blocks; 0: no host tier
     preemption_mode: PreemptionMode = "auto"
@@ -52,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_custom_all_reduce: bool = False  # sums over GPUs are NCCL's alone
 
     def __post_init__(self) -> None:
-        if self.block_size not in BLOCK_SIZES:
+        if self.block_size is not None and self.block_size not in BLOCK_SIZES:
             raise ValueError(f"--block-size must be one of {BLOCK_SIZES}, got {self.block_size}")
         if self.max_num_seqs < 1:
             raise ValueError(f"--max-num-seqs must be at least 1, got {self.max_num_seqs}")
@@ -142,6 +143,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     group_layers: tuple[int, ...] = ()  # of each cache group
     group_windows: tuple[int, ...] = ()  # tokens that each cache group keeps whose layers have windows
     keeps_all: bool = True  # whether there is another one before these, which keeps all tokens
+    state_groups: int = 0  # of the last of those, whose layers keep states and not tokens
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
     vector_size: int = 0  # numbers of a vector that a model gives which embeds
     pooling: Pooling | None = None  # None: the model generates text

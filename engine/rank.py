@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from quire.engine.allocation import refused_where_too_large
-from quire.engine.config import EngineConfig
+from quire.engine.config import BLOCK_SIZE, EngineConfig
+from quire.engine.device.block_size import in_blocks
 from quire.engine.device.choice import choose_dtype, default_batched_tokens, memory_of
 from quire.engine.device.graph_recorder import Recorder
 from quire.engine.device.kv_cache import (
@@ -61,6 +62,7 @@ class Rank:
     weight_bytes: int
     sampling_defaults: SamplingDefaults
     kv_format: KVFormat
+    block_size: int
     num_blocks: int
     num_host_blocks: int
     device_bytes: int  # of a block, all told
@@ -90,17 +92,16 @@ def build_rank(
     pooling = chosen.whole.pooling
     projections = [] if pooling is None else _projections(config, folder, pooling, device)
     weight_bytes += sum(each.num_bytes for each in projections)
-    dequantized = dequantized_dtype(
-        chosen.part, chosen.kv_format, chosen.dtype, gpu_of(device), config.block_size
-    )
-    held = (config.block_size, chosen.kv_format, device, chosen.backend.copy_blocks, dequantized)
+    block_size = chosen.block_size
+    dequantized = dequantized_dtype(chosen.part, chosen.kv_format, chosen.dtype, gpu_of(device), block_size)
+    held = (block_size, chosen.kv_format, device, chosen.backend.copy_blocks, dequantized)
     cache = KVCache(chosen.part, 1, *held)
-    runner = _runner(config.block_size, chosen, model, projections, cache, device)
+    runner = _runner(chosen, model, projections, cache, device)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)
-    block_bytes = bytes_per_block(chosen.part, config.block_size, chosen.kv_format)
-    device_bytes = block_bytes + dequantized_bytes_per_block(chosen.part, config.block_size, dequantized)
+    block_bytes = bytes_per_block(chosen.part, block_size, chosen.kv_format)
+    device_bytes = block_bytes + dequantized_bytes_per_block(chosen.part, block_size, dequantized)
     num_blocks = choose_blocks(config, runner, device_bytes, ranks)
     runner.cache = KVCache(chosen.part, num_blocks, *held)
     num_host_blocks = min(_host_blocks(config, chosen.part, block_bytes), num_blocks)
@@ -124,6 +125,7 @@ def build_rank(
         weight_bytes=weight_bytes,
         sampling_defaults=chosen.sampling_defaults,
         kv_format=chosen.kv_format,
+        block_size=block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         device_bytes=device_bytes,
@@ -149,6 +151,7 @@ class _Chosen:
     sampling_defaults: SamplingDefaults
     dtype: torch.dtype
     kv_format: KVFormat
+    block_size: int
     limits: Limits
     backend: Backend
     with_graphs: bool
@@ -161,9 +164,9 @@ def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen
     sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
     part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     dtype = choose_dtype(config, part, device)
-    kv_format = named_format(config.kv_cache_dtype, part, dtype, gpu, config.block_size)
+    kv_format = named_format(config.kv_cache_dtype, part, dtype, gpu, config.block_size or BLOCK_SIZE)
     max_model_len = config.max_model_len or part.longest
-    part = part.within(max_model_len)
+    part, block_size = in_blocks(part.within(max_model_len), config.block_size, kv_format, dtype)
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
@@ -176,6 +179,7 @@ def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen
         sampling_defaults=sampling_defaults,
         dtype=dtype,
         kv_format=kv_format,
+        block_size=block_size,
         limits=Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len),
         backend=triton_backend() if device.type == "cuda" else torch_backend(),
         with_graphs=device.type == "cuda" and not config.enforce_eager,
@@ -197,7 +201,7 @@ def _load(
         if compiles:
             kernels(0, 1)
             alone = None if ranks is None else ranks.alone()
-            held = config.block_size, chosen.kv_format
+            held = chosen.block_size, chosen.kv_format
             precompile(chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone)
         return load_model(
             folder,
@@ -223,7 +227,6 @@ def _projections(
 
 
 def _runner(
-    block_size: int,
     chosen: _Chosen,
     model: Model,
     projections: list[ProjectionWeights],
@@ -232,7 +235,7 @@ def _runner(
 ) -> ModelRunner:
     """Raises ValueError with the numbers where its buffers do not fit."""
     limits = chosen.limits
-    blocks_of_row = len(chosen.part.cache_groups) * -(-limits.max_model_len // block_size)
+    blocks_of_row = len(chosen.part.cache_groups) * -(-limits.max_model_len // cache.block_size)
     with refused_where_too_large(
         f"{limits.max_num_seqs:,} sequences, and steps of {limits.max_num_batched_tokens:,} tokens, do not "
         "fit",
@@ -266,7 +269,8 @@ def _warm_up_general(runner: ModelRunner) -> bool:
     from quire.engine.models.general.host_reads import host_reads  # only such a model needs it
 
     reads: list[str] = []
-    runner.queue.run(lambda: reads.extend(host_reads(lambda: runner.run_idle(8))))
+    idle = runner.run_idle_decode if runner.keeps_states else partial(runner.run_idle, 8)
+    runner.queue.run(lambda: reads.extend(host_reads(idle)))
     if reads:
         logger.warning(
             "no CUDA graphs, and slower steps: the model's code looks at what is computed (%s)",

@@ -104,7 +104,9 @@ def group_windows(model: ModelConfig, max_model_len: int, device: torch.device) 
     """
     beside = LARGEST_KEY_TILE - 1 if device.type == "cuda" else 0
     groups = model.cache_groups[1 if keeps_all(model) else 0 :]
-    return tuple(group.window + beside if group.window else max_model_len for group in groups)
+    return tuple(
+        group.window + (0 if group.states else beside) if group.window else max_model_len for group in groups
+    )
 
 
 def keeps_all(model: ModelConfig) -> bool:
@@ -121,7 +123,7 @@ def _engine(
     dtype = choose_dtype(config, model_config, device)
     grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_rows * model_config.embedding_size * dtype.itemsize
-    block_bytes = bytes_per_block(model_config, config.block_size, rank.kv_format)
+    block_bytes = bytes_per_block(model_config, rank.block_size, rank.kv_format)
     # transformers' code has its own rotary positions, which the configuration knows nothing of.
     learns = model_config.implementation == "native" and model_config.rope is None
     learned_positions = model_config.max_position_embeddings if learns else 0
@@ -135,7 +137,7 @@ def _engine(
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         max_model_len=limits.max_model_len,
-        block_size=config.block_size,
+        block_size=rank.block_size,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         max_num_seqs=config.max_num_seqs,
@@ -147,11 +149,12 @@ def _engine(
         query_width=model_config.query_width,
         latent_width=model_config.latent_width,
         chosen_tokens=model_config.chosen_tokens,
-        index_width=max(spec.index for spec in model_config.cache_specs),
+        index_width=max((spec.index for spec in model_config.cache_specs), default=0),
         windows=model_config.windows,
         group_layers=tuple(len(group.layers) for group in model_config.cache_groups),
         group_windows=group_windows(model_config, limits.max_model_len, device),
         keeps_all=keeps_all(model_config),
+        state_groups=sum(group.states for group in model_config.cache_groups),
         body_weight_bytes=rank.weight_bytes
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
@@ -167,7 +170,7 @@ def _engine(
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
     # Of a prompt's beginning that is found in the cache there are no hidden states to gather.
     caching = config.enable_prefix_caching and not model_config.gathers
-    hasher = BlockHasher(config.block_size, cache_seed) if caching else None
+    hasher = BlockHasher(rank.block_size, cache_seed) if caching else None
     policy = PreemptionPolicy(mode=config.preemption_mode)
     if config.preemption_mode == "auto" and num_host_blocks:
         policy = measure_costs(rank.runner, num_blocks, runner)

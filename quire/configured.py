@@ -33,7 +33,7 @@ class Configured:
         max_model_len: int | None = None,
         max_num_seqs: int = 256,
         max_num_batched_tokens: int | None = None,
-        block_size: int = 16,
+        block_size: int | None = None,
         gpu_memory_utilization: float = 0.9,
         swap_space: float = 4.0,
         preemption_mode: PreemptionMode = "auto",

@@ -131,13 +131,15 @@ def _describe_indexer(info: EngineInfo) -> Iterator[tuple[str, str]]:
 def _describe_groups(info: EngineInfo) -> Iterator[tuple[str, str]]:
     """Yield what layers of each kind take of the longest request, where they are kept apart."""
     tokens, whole = info.max_request_tokens, -(-info.max_request_tokens // info.block_size)
-    layers: dict[int, list[int]] = {}
+    layers: dict[tuple[int, bool], list[int]] = {}
     windows = (*[0] * info.keeps_all, *info.group_windows) if info.group_windows else ()
-    for window, count in zip(windows, info.group_layers, strict=bool(windows)):
-        layers.setdefault(0 if window >= info.max_model_len else window, []).append(count)
-    for window, counts in layers.items():
+    with_states = [at >= len(windows) - info.state_groups for at in range(len(windows))]
+    for window, states, count in zip(windows, with_states, info.group_layers, strict=bool(windows)):
+        layers.setdefault((0 if window >= info.max_model_len else window, states), []).append(count)
+    for (window, states), counts in layers.items():
         blocks = min(whole, -(-window // info.block_size) + 1) if window else whole
         kept = f"the last {window:,} tokens" if window else "all tokens"
+        kept = "states" if states else kept
         total = blocks * len(counts)
         size = _size(total * info.bytes_per_block)
         yield (

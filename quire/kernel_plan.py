@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quire.engine.config import EngineConfig
+from quire.engine.config import BLOCK_SIZE, EngineConfig
 from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
@@ -65,7 +65,7 @@ def plan_lines(
 
 def steps(config: EngineConfig, longest: int) -> Iterator[tuple[str, StepShape]]:
     """Yield steps of decodes, of rows that share prefixes, and with chunks of prompts."""
-    size = config.block_size
+    size = config.block_size or BLOCK_SIZE
     room = -(-longest // size) * size
 
     def decodes(rows: int, *, shared: bool = False) -> StepShape:

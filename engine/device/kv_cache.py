@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP8, FP12, SCALED, UNSCALED, KVFormat
 from quire.kernels.formats.kv_scales import SCALE_TYPE
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.formats.state_cache import StateCache
+from quire.kernels.formats.state_spec import ALIGNMENT, LayerStates
 from quire.kernels.gpu import NO_GPU, Gpu
 
 # Query heads of a kv head with which fp12 is clearly quicker than the model's own type. Of 6, 7 and 12, many
@@ -33,14 +36,21 @@ _QUICKER_GROUPS = (1, 2, 4, 8)
 def bytes_per_block(config: ModelConfig, block_size: int, held: KVFormat) -> int:
     """Return the bytes that `block_size` tokens take in a cache group: keys and values, then their scales.
 
-    That is over all layers where there is one group; else every group's block has room for the largest.
-    Raises ValueError for a head dim that does not suit the format.
+    That is over all layers where there is one group; else every group's block has room for the largest, and
+    for the states of one. Raises ValueError for a head dim that does not suit the format.
     """
     sizes = [
         sum(part.vectors * part.heads * block_size * held.vector_bytes(part.head_dim) for part in spec.parts)
         for spec in config.cache_specs
     ]
-    return max(sum(sizes[layer] for layer in group.layers) for group in config.cache_groups)
+    if not config.states:
+        return max(sum(sizes[layer] for layer in group.layers) for group in config.cache_groups)
+    states = [states.num_bytes for states in config.states]
+    most = max(
+        sum((states if group.states else sizes)[layer] for layer in group.layers)
+        for group in config.cache_groups
+    )
+    return -(-most // ALIGNMENT) * ALIGNMENT
 
 
 def dequantized_dtype(
@@ -128,6 +138,7 @@ class KVCache:
     """`blocks` is [num_blocks, bytes_per_block] u8, and `layers` are views of it, but for `dequantized`.
 
     A block is of one cache group at a time, and the first layers of all groups are views of the same bytes.
+    `states` are views of it, too, of the layers that keep some, and of a block beside those.
     """
 
     def __init__(
@@ -153,7 +164,9 @@ class KVCache:
         dequantized = None
         with room:
             # Never cleared: a slot is read only after it was written, and untouched pages cost a CPU nothing.
-            self.blocks = torch.empty(num_blocks, block_bytes, dtype=torch.uint8, device=device)
+            spare = 1 if config.states else 0  # where rows that pad have their states
+            memory = torch.empty(num_blocks + spare, block_bytes, dtype=torch.uint8, device=device)
+            self.blocks = memory[:num_blocks]
             if dequantized_dtype is not None:  # all layers' heads are alike
                 shape = num_blocks, 2, config.num_kv_heads, block_size, config.head_dim
                 dequantized = torch.empty(shape, dtype=dequantized_dtype, device=device)
@@ -163,6 +176,8 @@ class KVCache:
         specs = config.cache_specs
         views: dict[int, list[_View]] = {}
         for group in config.cache_groups:
+            if group.states:
+                continue
             each = iter(self._views([part for at in group.layers for part in specs[at].parts], held))
             views |= {at: list(islice(each, len(specs[at].parts))) for at in group.layers}
         # Attention with a window reads the cache itself.
@@ -177,6 +192,13 @@ class KVCache:
             )
             for layer, spec in enumerate(specs)
         ]
+        kept: dict[int, list[Tensor]] = {}
+        for group in config.cache_groups:
+            if group.states:
+                kept |= _state_views(memory, {at: config.states[at] for at in group.layers})
+        self.states: StateCache | None = None
+        if kept:
+            self.states = StateCache([kept[layer] for layer in range(len(config.states))], block_size)
 
     def _views(self, specs: list[CacheSpec], held: KVFormat) -> list[_View]:
         """Return the views of parts of a group's layers: their vectors come first, and then their scales."""
@@ -220,6 +242,20 @@ class KVCache:
     def copy(self, pairs: Tensor) -> None:
         """Copy whole blocks, pairs [C, 2] of (source, destination) on the device, in one launch."""
         self._copy_blocks(self.blocks, pairs)
+
+
+def _state_views(memory: Tensor, layers: dict[int, LayerStates]) -> dict[int, list[Tensor]]:
+    """Return the states of each of a group's layers in all blocks of `memory`, [blocks, …] each."""
+    views: dict[int, list[Tensor]] = {}
+    begin = 0
+    for at, layer in layers.items():
+        views[at] = []
+        for part in layer.parts:
+            dtype: torch.dtype = getattr(torch, part.dtype)
+            numbers = memory[:, begin : begin + part.num_bytes].view(dtype)[:, : prod(part.shape)]
+            views[at].append(numbers.unflatten(1, part.shape))
+            begin += part.num_bytes
+    return views
 
 
 def _vectors(spec: CacheSpec, block_size: int, held: KVFormat) -> int:

@@ -102,7 +102,7 @@ def measure_blocks(
             f"no memory is left for the KV cache: {spare / 2**20:.0f} MiB beside the weights, and one block "
             f"takes {block_bytes / 2**20:.1f} MiB; {hint}"
         )
-    most = config.max_num_seqs * -(-runner.limits.max_model_len // config.block_size)
+    most = config.max_num_seqs * -(-runner.limits.max_model_len // runner.cache.block_size)
     most *= len(runner.model.config.cache_groups)
     return min(spare // block_bytes, most)
 

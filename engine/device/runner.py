@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from quire.engine.device.inputs import (
     NewestInputs,
     SampleInputs,
     decode_inputs,
+    idle_decode,
     idle_mixed,
     mixed_inputs,
     newest_inputs,
@@ -50,9 +52,12 @@ from quire.engine.device.vocabulary_parts import VocabularyParts
 from quire.engine.models.loader import Model
 from quire.engine.models.projection_weights import ProjectionWeights
 from quire.engine.schedule.plan import PromptLogprobs, StepPlan
-from quire.kernels.attention.batch import Span
+from quire.kernels.attention.batch import ForwardBatch, Span
 from quire.kernels.attention.latent.earlier import LEAST_QUERIES, seconds_of_knowing
 from quire.kernels.backend import Backend
+
+if TYPE_CHECKING:
+    from quire.engine.models.general.model import GeneralModel
 
 LOGPROB_SLICE = 256  # rows of logits that are held at once while prompt logprobs are computed
 
@@ -116,6 +121,11 @@ class ModelRunner:
         return any(each.latent and each.plain for each in self.model.config.attention)
 
     @property
+    def keeps_states(self) -> bool:
+        """Return whether there are layers that keep states; graphs may hold their decodes alone."""
+        return bool(self.model.config.states)
+
+    @property
     def graphs_may_choose(self) -> bool:
         """Return whether the model has indexers, and kernels choose tokens for all of them."""
         return self.model.config.chosen_tokens > 0 and getattr(self.model, "knows_indexers", False)
@@ -125,7 +135,7 @@ class ModelRunner:
         config, cascades = self.model.config, self.batches.cascades
         idle = idle_steps(
             self.limits,
-            self.mixed_sizes,
+            [] if self.keeps_states else self.mixed_sizes,
             None if cascades is None else cascades.width,
             config.pooling,
             choosing=self.graphs_may_choose,
@@ -148,6 +158,11 @@ class ModelRunner:
         inputs = [sent(array.tolist(), torch.int32, self.device) for array in (*mixed, *newest)]
         chunks = (Span(0, LEAST_QUERIES, LEAST_QUERIES + 1),) * len(mixed.chunk_rows) if expands else ()
         return self._forward(*split_mixed(inputs), chunks=chunks)
+
+    def run_idle_decode(self) -> None:
+        """Compute a decode of nobody."""
+        inputs = idle_decode(1, self.limits.max_num_seqs)
+        self._decode(DecodeInputs(*(sent(each.tolist(), torch.int32, self.device) for each in inputs)))
 
     def add_graphs(self, record: Record) -> None:
         """Have `capture` record all sizes, whose kernels a `warm_up` must have loaded."""
@@ -230,7 +245,7 @@ class ModelRunner:
 
         spans: as `StepBatches.decode` has them.
         """
-        hidden = self.model.forward(self.batches.decode(inputs, spans), self.cache.layers)
+        hidden = self._hidden(self.batches.decode(inputs, spans))
         logits = self.model.part_logits(hidden)
         return logits, self._sample(logits, inputs.rows, inputs.context_lens)
 
@@ -264,7 +279,7 @@ class ModelRunner:
         whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
         """
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
-        graphs = None if self.graphs is None else self.graphs.of_mixed(spans)
+        graphs = None if self.graphs is None or self.keeps_states else self.graphs.of_mixed(spans)
         chunks = self._chunks(plan)
         config = self.model.config
         saved = seconds_of_knowing(chunks, config.num_heads)
@@ -299,8 +314,13 @@ class ModelRunner:
 
         Return the hidden states [R, H] of its newest tokens, or of all [T, H].
         """
-        batch = self.batches.mixed(inputs, newest, max_query_len, spans, chunks)
-        return self.model.forward(batch, self.cache.layers)
+        return self._hidden(self.batches.mixed(inputs, newest, max_query_len, spans, chunks))
+
+    def _hidden(self, batch: ForwardBatch) -> Tensor:
+        if self.cache.states is None:
+            return self.model.forward(batch, self.cache.layers)
+        model = cast("GeneralModel", self.model)  # no other keeps states
+        return model.forward(batch, self.cache.layers, self.cache.states)
 
     # -- parts of a step ---------------------------------------------------------------------------------
 
@@ -310,8 +330,9 @@ class ModelRunner:
         return spans_of(plan) if chosen and plan.context_lens.max() > chosen else None
 
     def _chunks(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return what `PrefillBatch.spans` is to be, for layers that attend to latents and nothing more."""
-        return spans_of(plan, plan.num_decodes) if self.attends_to_latents else ()
+        """Return what `PrefillBatch.spans` is to be, for layers that attend to latents or keep states."""
+        knows = self.attends_to_latents or self.keeps_states
+        return spans_of(plan, plan.num_decodes) if knows else ()
 
     def _move(self, moves: MoveInputs[Tensor]) -> None:
         self.batches.change_rows(moves)

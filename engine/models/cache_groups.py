@@ -4,6 +4,10 @@ Layers that keep all tokens form groups, those that keep a window others, and al
 bytes from one pool. Where all keep the same, there is one. What is left empty in a kind's last group is
 waste, and each group has block tables of its own: so groups are few, and as large as leaves little empty.
 After vLLM's hybrid KV cache manager.
+
+A state that every token changes is kept as a window of one token before the next: the block of logical block
+i has it as it was behind the newest token there. So it is shared, copied on write, swapped and found again as
+keys and values are, at the ends of blocks.
 """
 
 from __future__ import annotations
@@ -16,14 +20,19 @@ from quire.kernels.formats.cache_spec import CacheSpec
 MOST_GROUPS = 8  # whose tables a step fills and sends
 FULL_WEIGHT = 10  # room left empty in a group that keeps all tokens costs so much of a window group's
 MOST_WASTE = 0.25  # of what all layers take a token; with more, no windows are told apart
+STATE_WINDOW = 2  # tokens: a state is read as the token before the next has left it
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that share block tables, and how many of the last tokens they keep; 0: all."""
+    """Layers that share block tables, and how many of the last tokens they keep; 0: all.
+
+    states: the layers are of those that keep states, by their place among them.
+    """
 
     layers: tuple[int, ...]
     window: int = 0
+    states: bool = False
 
 
 def cache_groups(specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
@@ -31,6 +40,8 @@ def cache_groups(specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
 
     One group, where layers are all of one kind, or too few of one kind would leave too much empty.
     """
+    if not specs:
+        return ()
     kinds: dict[int, list[int]] = {}
     for layer, spec in enumerate(specs):
         kinds.setdefault(spec.window, []).append(layer)
@@ -44,6 +55,14 @@ def cache_groups(specs: tuple[CacheSpec, ...]) -> tuple[CacheGroup, ...]:
     best = min(allowed, key=lambda groups: (_cost(groups, specs), len(groups)))
     wasted = len(best) * _page(best, specs) / _elements(range(len(specs)), specs) - 1
     return best if wasted <= MOST_WASTE else one
+
+
+def state_groups(layers: int, in_group: int) -> tuple[CacheGroup, ...]:
+    """Return the groups of so many layers that keep states, `in_group` in each; 0: all are one group."""
+    if not layers:
+        return ()
+    count = -(-layers // (in_group or layers))
+    return tuple(CacheGroup((*range(at, layers, count),), STATE_WINDOW, states=True) for at in range(count))
 
 
 def _divided(kinds: dict[int, list[int]], size: int) -> tuple[CacheGroup, ...]:

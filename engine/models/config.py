@@ -9,12 +9,13 @@ from typing import Literal
 import msgspec
 
 from quire.engine.models.attention_shape import AttentionShape
-from quire.engine.models.cache_groups import CacheGroup, cache_groups
+from quire.engine.models.cache_groups import CacheGroup, cache_groups, state_groups
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.quantisation import Quantised
 from quire.engine.models.rope_config import RopeConfig
 from quire.kernels.formats.cache_spec import CacheSpec
+from quire.kernels.formats.state_spec import LayerStates
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Activation = Literal["silu", "relu", "gelu", "gelu_tanh"]
@@ -63,6 +64,9 @@ class ModelConfig:
     quantised: Quantised | None = None  # None: weights of its files are what they stand for
     chosen_tokens: int = 0  # of those before it that a token attends to, as indexers choose; 0: all
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
+    states: tuple[LayerStates, ...] = ()  # of layers that keep no keys and values, or those besides
+    states_in_group: int = 0  # layers that keep their states in blocks together; 0: all
+    attention_layers: tuple[int, ...] = ()  # that have `attention`, where others have none
     in_call_order: bool = False  # `attention` is of calls, of which a layer of transformers' code has several
     undivided: str = ""  # why no more than one rank can compute it
     has_experts: bool = False  # which ranks can have whole
@@ -81,16 +85,28 @@ class ModelConfig:
             for each, window in layers
         )
 
+    def place(self, layer: int) -> int:
+        """Return which of `attention` a layer has."""
+        return self.attention_layers.index(layer) if self.attention_layers else layer
+
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
         """Return which layers keep their tokens in blocks together."""
-        return cache_groups(self.cache_specs)
+        return *cache_groups(self.cache_specs), *state_groups(len(self.states), self.states_in_group)
 
     @property
     def group_of_layer(self) -> tuple[int, ...]:
-        """Return the number of each layer's cache group."""
-        numbers = {layer: at for at, group in enumerate(self.cache_groups) for layer in group.layers}
+        """Return the number of each layer's cache group, but for layers that keep states."""
+        groups = enumerate(self.cache_groups)
+        numbers = {layer: at for at, group in groups if not group.states for layer in group.layers}
         return tuple(numbers[layer] for layer in range(self.num_layers))
+
+    @property
+    def group_of_states(self) -> tuple[int, ...]:
+        """Return the number of the cache group of each layer that keeps states."""
+        groups = enumerate(self.cache_groups)
+        numbers = {layer: at for at, group in groups if group.states for layer in group.layers}
+        return tuple(numbers[layer] for layer in range(len(self.states)))
 
     @property
     def longest(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from quire.commands.serve import read_settings
+from quire.engine.config import BLOCK_SIZE
 from quire.engine.logs import configure_logging
 from quire.ray.affinity import PrefixAffinity
 from quire.ray.outside import Outside
@@ -52,7 +53,7 @@ class Ingress:
             self._watching = asyncio.create_task(watching)
         elif settings.engine.enable_prefix_caching:
             await start_reading_prompts(self._state, settings.engine.model, settings.chat_template)
-            self._state.affinity = PrefixAffinity(settings.engine.block_size)
+            self._state.affinity = PrefixAffinity(settings.engine.block_size or BLOCK_SIZE)
         await self._state.everybody()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -179,7 +179,14 @@ def add_cache_flags(group: FlagGroup) -> None:
         metavar="GIB",
         help="GiB of host memory for KV blocks of preempted requests and cached ones; 0: none.",
     )
-    flag(group, "--block-size", type=int, choices=BLOCK_SIZES, default=16, help="Tokens in a KV block.")
+    flag(
+        group,
+        "--block-size",
+        type=int,
+        choices=BLOCK_SIZES,
+        default=None,
+        help="Tokens in a KV block. Default: 16; 64 to 256 of a model that keeps states (Mamba and its kin).",
+    )
     flag(
         group,
         "--kv-cache-dtype",

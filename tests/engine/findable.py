@@ -7,7 +7,7 @@ import numpy as np
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Digest, Prefix
 from quire.engine.memory.prefix_cache import PrefixCache
-from tests.engine.oracle import OracleRunner, Slot, slot_history
+from tests.engine.oracle import OracleRunner, Slot, State, slot_history
 
 
 class FindableBlocks:
@@ -16,11 +16,11 @@ class FindableBlocks:
     def __init__(self, core: EngineCore) -> None:
         assert isinstance(core.runner, OracleRunner)
         blocks, self.runner = core.scheduler.blocks, core.runner
-        self.tiers = [(cache, self.runner.cache) for cache in blocks.caches]
-        self.tiers += [(cache, self.runner.host) for cache in blocks.host.caches]
+        self.tiers = [(cache, self.runner.cache, at) for at, cache in enumerate(blocks.caches)]
+        self.tiers += [(cache, self.runner.host, at) for at, cache in enumerate(blocks.host.caches)]
         self.told: list[set[Digest]] = []
         self.expected: dict[Prefix, tuple[list[Slot], int]] = {}
-        for cache, _ in self.tiers:
+        for cache, _, _ in self.tiers:
             told = {prefix.digest for prefix in cache.prefixes()}
             self.told += [told, set(told)]
 
@@ -36,16 +36,19 @@ class FindableBlocks:
 
     def check(self) -> None:
         told = iter(self.told)
-        for cache, memory in self.tiers:
+        for cache, memory, group in self.tiers:
             published = {prefix.digest for prefix in cache.prefixes()}
             assert next(told) == next(told) == published, "others know of other blocks"
-            self._check_contents(cache, memory)
+            self._check_contents(cache, memory, keeps_states=group in self.runner.stateful)
 
-    def _check_contents(self, cache: PrefixCache, memory: list[list[Slot | None]]) -> None:
-        for block, content in enumerate(memory):
+    def _check_contents(
+        self, cache: PrefixCache, memory: list[list[Slot | State | None]], *, keeps_states: bool
+    ) -> None:
+        for block, (*content, state) in enumerate(memory):
             if block in cache and block not in cache.computing:
-                slots, _ = self._slots(cache.prefix(block))
+                slots, history = self._slots(cache.prefix(block))
                 assert content == slots, f"block {block} is found by what it does not hold"
+                assert not keeps_states or state == (slots[-1][0], history), f"block {block}: another state"
 
     def _slots(self, prefix: Prefix) -> tuple[list[Slot], int]:
         """Return what a block that ends with `prefix` holds, and the hash of all."""

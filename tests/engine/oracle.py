@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.engine.arrays import Logprobs
 from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.schedule.plan import Runner, StepPlan, StepResult
 from quire.engine.sequences.beam_search import BeamSearch
 from quire.engine.sequences.rows import table_stride
@@ -17,6 +18,9 @@ from tests.engine.toy_grammar import Reading, tokens_in
 
 Slot = tuple[int, int, int]
 """(position, token, hash of all that came before), as keys and values depend on all that came before."""
+
+State = tuple[int, int]
+"""(position, hash of all up to it), as a state is behind that token"""
 
 VOCAB = 50
 LONGEST = 1000  # blocks of a sequence
@@ -130,8 +134,15 @@ class OracleRunner(Runner):
         self.keeps_all = keeps_all
         self.stride = table_stride(max_num_seqs)
         self.block_size = block_size
-        self.cache: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self.host: list[list[Slot | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        # Of layers that keep states, by the number of their cache group.
+        self.stateful = [
+            number for number, window in enumerate(windows, int(keeps_all)) if window == STATE_WINDOW
+        ]
+        # Behind a block's slots is a state.
+        self.cache: list[list[Slot | State | None]] = [[None] * (block_size + 1) for _ in range(num_blocks)]
+        self.host: list[list[Slot | State | None]] = [
+            [None] * (block_size + 1) for _ in range(num_host_blocks)
+        ]
         self.asked = 0  # how often, whether transfers are done
         self.delay: Callable[[], int] = lambda: 0  # of the next transfer, in steps beyond its own
         longest = num_blocks if keeps_all else LONGEST  # tables may name more than there are
@@ -169,6 +180,7 @@ class OracleRunner(Runner):
                 assert slot not in written, f"slot {slot} is written twice in one step"
                 written.add(slot)
                 self.cache[slot[0]][slot[1]] = (position, token, 0)
+        befores: dict[tuple[int, int], int] = {}  # histories
         after: tuple[int, int, int] | None = None  # the row, position and history behind the last token
         for row, position in tokens:  # all are in the cache before any is read, as in a layer
             slots = self._slots(row, position)
@@ -179,7 +191,9 @@ class OracleRunner(Runner):
                 history = self._read(row, position, position)
             for block, offset in slots:
                 self.cache[block][offset] = (position, token, history)
+            befores[row, position] = history
             after = row, position + 1, slot_history(history, position, token)
+        self._advance_states(befores, dict(zip(tokens, ids, strict=True)))
         self.tokens_computed += len(tokens)
         sampled: list[int] = []
         histories: list[int] = []
@@ -203,24 +217,41 @@ class OracleRunner(Runner):
         result = self._result(plan, tokens, ids, sampled, histories)
         return OracleHandle(self, result, arrive, self.asked + 1 + self.delay())
 
+    def _advance_states(self, befores: dict[tuple[int, int], int], ids: dict[tuple[int, int], int]) -> None:
+        """Have each token, by row and position, change the states that the one before it has left."""
+        for (row, position), token in sorted(ids.items(), key=lambda each: each[0][1]):
+            history = befores[row, position]
+            for number in self.stateful:
+                table = self.tables[row + number * self.stride]
+                if position:
+                    found = self.cache[table[(position - 1) // self.block_size]][-1]
+                    assert found == (position - 1, history), (
+                        f"group {number} of row {row} goes on at {position} from {found}"
+                    )
+                behind = slot_history(history, position, token)
+                self.cache[table[position // self.block_size]][-1] = position, behind
+
     def _transfer(self, plan: StepPlan) -> Callable[[], None]:
         """Swaps read at once or when they arrive, and are written then: both must be the same."""
-        arrivals: list[tuple[list[Slot | None], list[list[Slot | None]], int]] = []
+        arrivals: list[tuple[list[Slot | State | None], list[list[Slot | State | None]], int]] = []
         for device, host in plan.swap_out.tolist():
             arrivals.append((self.cache[device], self.host, host))
-            self.host[host] = [None] * self.block_size
+            self.host[host] = self._empty()
         for host, device in plan.swap_in.tolist():
             arrivals.append((self.host[host], self.cache, device))
-            self.cache[device] = [None] * self.block_size
+            self.cache[device] = self._empty()
         before = [list(source) for source, _, _ in arrivals]
 
         def arrive() -> None:
             for (source, tier, target), content in zip(arrivals, before, strict=True):
                 assert source == content, "a block was written while it was read by a transfer"
-                assert tier[target] == [None] * self.block_size, "a block was written before its transfer"
+                assert tier[target] == self._empty(), "a block was written before its transfer"
                 tier[target] = content
 
         return arrive
+
+    def _empty(self) -> list[Slot | State | None]:
+        return [None] * (self.block_size + 1)
 
     def _slots(self, row: int, position: int) -> list[tuple[int, int]]:
         """Where each cache group keeps `position` of `row`."""

@@ -83,9 +83,9 @@ class PoisonedRunner(OracleRunner):
         for row, length, context in zip(plan.rows, plan.query_lens, plan.context_lens, strict=True):
             for position in range(context - length, context):
                 for block, offset in self._slots(row, position):
-                    self.cache[block][offset] = None
+                    self.cache[block][offset] = self.cache[block][-1] = None
         for block in plan.copies[:, 1]:
-            self.cache[block] = [None] * self.block_size
+            self.cache[block] = self._empty()
         if moment == "late":
             raise error
         return LateHandle(self, error)

@@ -1,4 +1,4 @@
-"""Models whose layers see windows give transformers' own tokens, whatever becomes of their blocks.
+"""Models whose layers see windows or keep states give transformers' own tokens, whatever becomes of blocks.
 
 Each cell runs the same requests; greedy tokens are held to transformers, and what is sampled or searched to
 what each request gives alone.
@@ -24,6 +24,7 @@ from quire.kernels.attention.kv_tile import LARGEST_KEY_TILE
 from tests.models.any_model import save_tiny
 
 MIXED = ("gemma3_text", "gpt_oss")  # every second layer sees the last seven tokens
+WITH_STATES = ("qwen3_next",)  # every second layer keeps some
 OF_ONE_WINDOW = ("starcoder2", "mistral")  # all layers do; the second has a decoder of ours
 BLOCK_SIZE = 4
 BESIDE = LARGEST_KEY_TILE - 1 if torch.cuda.is_available() else 0  # that kernels read before a window
@@ -38,6 +39,7 @@ CELLS: dict[str, dict[str, Any]] = {
 }
 SIZES = {"starcoder2": {"sliding_window": 7}}  # that transformers' default leaves out
 FEW_BLOCKS = {"greedy": 44, "n": 82, "beams": 82}
+FEW_WITH_STATES = {"greedy": 26, "n": 70, "beams": 70}
 PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "n": {"temperature": 1.0, "n": 3, "seed": 5},
@@ -47,10 +49,10 @@ KINDS = ["greedy"] if torch.cuda.is_available() else list(PARAMS)
 Answers = dict[tuple[int, int], list[int]]
 
 
-@pytest.fixture(scope="module", params=(*MIXED, *OF_ONE_WINDOW))
+@pytest.fixture(scope="module", params=(*MIXED, *OF_ONE_WINDOW, *WITH_STATES))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """(folder, the same model in transformers)."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("models") / request.param
     return folder, save_tiny(request.param, folder, **SIZES.get(request.param, {}))
 
 
@@ -98,6 +100,8 @@ def run_cell(cell: str, folder: Path, kind: str) -> Answers:
         few = FEW_BLOCKS[kind]
         if sees_one_window(folder):
             few, settings["max_num_batched_tokens"], settings["max_num_seqs"] = 8, 4, 4
+        elif folder.name in WITH_STATES:  # as long as a chunk's are all there at once
+            few, settings["max_num_batched_tokens"], settings["max_num_seqs"] = FEW_WITH_STATES[kind], 12, 12
         settings["num_gpu_blocks_override"] = few + 20 * bool(BESIDE)
     core = start(folder, **settings)
     answers = run(core, requests(kind))
@@ -115,9 +119,10 @@ def run_cell(cell: str, folder: Path, kind: str) -> Answers:
 @pytest.mark.parametrize(
     ("saved", "kind"),
     [
-        *((name, "greedy") for name in (*MIXED, *OF_ONE_WINDOW)),
+        *((name, "greedy") for name in (*MIXED, *OF_ONE_WINDOW, *WITH_STATES)),
         # Samples and beams fork blocks, which are alike in both. Those of one window: in the equality matrix.
         *((name, kind) for name, kind in zip(MIXED, KINDS[1:], strict=False)),
+        *(("qwen3_next", kind) for kind in KINDS[1:]),
     ],
     indirect=["saved"],
 )
@@ -147,6 +152,7 @@ def test_blocks_of_both_that_have_some_windows_are_alike(tmp_path: Path) -> None
     assert one == other
 
 
+@pytest.mark.parametrize("saved", [*MIXED], indirect=True)
 def test_a_long_sequence_holds_a_window_of_the_layers_that_have_one(saved: tuple[Path, Any]) -> None:
     core = start(saved[0])
     core.add(Request(0, [5] * 60, SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)))

@@ -118,7 +118,7 @@ class Turmoil:
         assert not core.has_work and not core.bisection.in_progress and scheduler.state.in_turn
         assert blocks.pool.num_available == blocks.pool.num_blocks - blocks.pool.num_pinned
         assert blocks.host.pool.num_available == blocks.host.pool.num_blocks
-        assert max(self.recorded.values(), default=1) == 1, "a request has two records"
+        assert max(self.recorded.values(), default=1) <= 1, "a request has two records"
         for number, request in self.accepted.items():
             if number in self.failed:
                 assert is_poisoned(request), "an innocent request was failed"

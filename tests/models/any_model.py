@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.attention import EVERY, Call, give
 from quire.engine.models.general.described import SEE_TYPES
 from quire.engine.models.general.host_reads import host_reads
@@ -19,7 +20,8 @@ from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from tests.models.paged_driver import PagedDriver
+from quire.kernels.formats.kv_format import UNSCALED
+from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 
 LAYERS = 4
 STEPS = 8
@@ -55,6 +57,17 @@ SEEING = ("gemma3",)  # whose part for images is made small, too: no text is com
 # Of layers with a window where they have sizes of their own: others than the rest of the layers.
 OF_WINDOWS = {"swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 40}
 OF_WINDOWS |= {"swa_kv_lora_rank": 20, "swa_head_dim": 32, "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 12}
+# So that there is attention, or that sizes go together.
+OF_KIND: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 2},
+    "qwen3_next": {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    | {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16},
+}
 BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
 
 Outcome = Literal["equal", "unequal", "refused", "untried"]
@@ -111,6 +124,9 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
         small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in fields else {})
     if "conv_L_cache" in fields:  # LFM2, whose default leaves its convolutions out
         small["layer_types"] = ["conv", "full_attention"] * (LAYERS // 2)
+    if config.model_type == "granitemoehybrid":  # whose default leaves attention out
+        small["layer_types"] = ["linear_attention", "full_attention"] * (LAYERS // 2)
+    small |= OF_KIND.get(config.model_type, {})
     if "default_language" in fields:
         small["default_language"] = config.languages[0]
     if "kv_n_heads" in (fields.get("attn_config") or {}):
@@ -191,6 +207,7 @@ def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdi
         config = read_model(folder, "transformers")
     except ValueError as error:
         return Verdict("refused", str(error).removesuffix(SEE_TYPES).split(" here: ", maxsplit=1)[-1][:160])
+    config, _ = in_blocks(config, BLOCK_SIZE, UNSCALED[torch.float32], torch.float32)
     model, _ = load_model(
         folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
     )

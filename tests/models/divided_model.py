@@ -10,13 +10,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general import model as general
 from quire.engine.models.general.division.divide import refuse_undividable
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import UNSCALED
 from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, Verdict, difference, prompts
-from tests.models.paged_driver import PagedDriver
+from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
 
@@ -25,6 +27,7 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
     try:
         part = read_model(folder, "transformers").of_rank(ranks, expert_parallel=expert_parallel)
         refuse_undividable(folder, part)
+        part, _ = in_blocks(part, BLOCK_SIZE, UNSCALED[torch.float32], torch.float32)
     except ValueError as error:
         return Verdict("refused", str(error))
     meeting, turn, load_shares = Meeting(ranks), threading.Lock(), general._load_shares

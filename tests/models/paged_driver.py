@@ -91,7 +91,8 @@ class PagedDriver:
 
     def _logits(self, batch: ForwardBatch) -> Tensor:
         with torch.inference_mode():
-            logits = self.model.part_logits(self.model.forward(batch, self.cache.layers))
+            given = () if self.cache.states is None else (self.cache.states,)
+            logits = self.model.part_logits(self.model.forward(batch, self.cache.layers, *given))
             return all_logits(logits, self.model.config.vocab_size, self.model.ranks)
 
     def _batch(self, queries: list[Query], num_decodes: int) -> ForwardBatch:
@@ -142,6 +143,11 @@ class PagedDriver:
                 query_starts=_int32([*starts[num_decodes:], len(tokens)]),
                 context_lens=context_lens[num_decodes:],
                 max_query_len=max(len(ids) for _, ids in queries),
+                spans=tuple(
+                    Span(row, len(ids), self.lengths[row] + len(ids)) for row, ids in queries[num_decodes:]
+                )
+                if self.cache.states is not None
+                else (),
             )
         return ForwardBatch(
             tokens=_int32(tokens),

@@ -58,7 +58,7 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     ("kind", "reason"),
     [
         ("cpmant", "does not call attention by transformers' interface"),
-        ("mamba", "keep something else than keys and values|does not call attention"),
+        ("recurrent_gemma", "keep something else than keys and values"),
     ],
 )
 def test_what_would_be_wrong_is_refused_with_the_reason(kind: str, reason: str, tmp_path: Path) -> None:

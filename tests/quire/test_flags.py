@@ -95,7 +95,7 @@ def test_the_command_line_counts_before_the_environment_and_that_before_the_file
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_HOST", "10.0.0.2")
     values = parse(["serve", "--config", str(file), "--port", "3"])
-    assert (values.port, values.host, values.max_num_seqs, values.block_size) == (3, "10.0.0.2", 4, 16)
+    assert (values.port, values.host, values.max_num_seqs, values.block_size) == (3, "10.0.0.2", 4, None)
     assert values.served_model_name == ["a", "b"]
     assert values.given == {"port", "host", "max_num_seqs", "served_model_name"}
 

@@ -143,7 +143,7 @@ def test_all_of_the_service_can_be_imported_without_torch() -> None:
 # The block manager without an engine, which pages and notebooks play with.
 LAB = {f"quire.engine.{name}" for name in ("lab.lesson", "lab.pool", "lab.sequence", "memory.pool")}
 # The modules of the engine that its front ends may know: plain data, names, and the client of its process.
-FRONT = {"quire.kernels.formats.cache_spec"} | {
+FRONT = {"quire.kernels.formats.cache_spec", "quire.kernels.formats.state_spec"} | {
     f"quire.engine.{name}"
     for name in (
         *(

@@ -67,6 +67,15 @@ def test_it_says_what_layers_of_one_window_keep() -> None:
     assert told["at once"].startswith("8 of those, or 100 sequences of 17 tokens")
 
 
+def test_it_says_what_layers_keep_that_keep_states() -> None:
+    info = start_engine(EngineConfig(model=MODEL_FOLDER, num_gpu_blocks_override=100, swap_space=0))[1]
+    groups = {"group_windows": (2, 2), "group_layers": (3, 5, 4), "state_groups": 2}
+    told = describe(msgspec.structs.replace(info, max_model_len=160, **groups))
+    lines = [text for name, text in told if name.startswith("KV group")]
+    assert lines[0].startswith("3 layers keep all tokens: 10 blocks, ")
+    assert lines[1].startswith("9 layers keep states: 4 blocks, ")
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

@@ -17,18 +17,22 @@ from quire.engine.models.general.described import SEE_TYPES, read_described
 from quire.engine.models.general.division.plan import has_plan, has_whole_experts
 from quire.engine.models.general.dry_run import build, run_dry
 from quire.engine.models.general.own_attention import chosen_tokens, why_undivided
+from quire.engine.models.general.stateful import StateRecorder
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
 from quire.engine.models.quantisation import MXFP4, Quantised, read_quantised
 from quire.engine.models.quantisation_config import method_of
+from quire.kernels.formats.state_spec import LayerStates
 
 WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"  # among a configuration's `layer_types`
 _MASKS = {  # by which functions of transformers' a model's code masks what such layers do not see
     WINDOWED: {"create_sliding_window_causal_mask", "create_masks_for_generate"},
     CHUNKED: {"create_chunked_causal_mask", "create_masks_for_generate"},
 }
+_KEEP_NOTHING = ("mlp", "moe")
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 _TRAINED = 2048  # positions of BLOOM, which no field of its configuration tells
+_WITHOUT_END = 1 << 20  # of models that keep states alone
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -45,13 +49,13 @@ def read_general(folder: Path) -> ModelConfig:
     dtype = config.dtype or whole.dtype  # before a model is made, which settles on one for each part
     run = _run_dry(whole, kind, where)
     calls, indexed, masked = run.calls, run.indexed, run.masked
-    kinds = getattr(config, "layer_types", None) or [""] * len(calls)
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     attention = tuple(
         replace(call.shape, chunked=kinds[layer] == CHUNKED, index=indexed.get(layer, 0))
         for layer, call in calls
     )
-    in_call_order = [layer for layer, _ in calls] != list(range(len(calls)))
-    if in_call_order and indexed:
+    layers = tuple(layer for layer, _ in calls)
+    if run.in_call_order and indexed:
         raise _refused(where, kind, "its layers attend more than once to tokens that they choose")
     head_dim = max((each.head_dim for each in attention if not each.latent), default=0)
     if head_dim > MAX_HEAD_DIM:
@@ -63,7 +67,7 @@ def read_general(folder: Path) -> ModelConfig:
     found = (getattr(config, name, None) for name in _POSITIONS)
     positions = next((each for each in found if isinstance(each, int)), None)
     if positions is None and all(call.slopes is not None for _, call in calls):
-        positions = _TRAINED
+        positions = _TRAINED if calls else _WITHOUT_END
     if positions is None:
         raise _refused(where, kind, "its max_position_embeddings are not known")
     return ModelConfig(
@@ -71,9 +75,9 @@ def read_general(folder: Path) -> ModelConfig:
         implementation="transformers",
         num_layers=len(calls),
         hidden_size=config.hidden_size,
-        num_heads=max(each.heads for each in attention),
-        num_kv_heads=max(each.kv_heads for each in attention),
-        head_dim=max(each.projected or each.head_dim for each in attention),
+        num_heads=max((each.heads for each in attention), default=1),
+        num_kv_heads=max((each.kv_heads for each in attention), default=1),
+        head_dim=max((each.projected or each.head_dim for each in attention), default=1),
         intermediate_size=_intermediate_size(config),
         vocab_size=run.vocab_size,
         max_position_embeddings=positions - run.offset,
@@ -92,7 +96,9 @@ def read_general(folder: Path) -> ModelConfig:
         embedding_size=config.hidden_size,
         chosen_tokens=run.chosen_tokens,
         attention=attention,
-        in_call_order=in_call_order,
+        states=run.states,
+        attention_layers=() if run.in_call_order or layers == (*range(len(layers)),) else layers,
+        in_call_order=run.in_call_order,
         undivided=run.undivided,
         has_experts=run.has_experts,
         quantised=quantised,
@@ -102,12 +108,14 @@ def read_general(folder: Path) -> ModelConfig:
 class _Run(NamedTuple):
     """What a run without weights shows: each layer's attention, and as `StepPositions` has it the offset.
 
-    calls: with the number of the layer that each is of. indexed: as `Recorder` has it. chosen_tokens,
-    undivided, has_experts: as `ModelConfig` has them. masked: kinds of layers that the code has masks for.
-    vocab_size: tokens that it gives logits of, whatever fields say.
+    calls: with the number of the layer that each is of. indexed: as `Recorder` has it. in_call_order,
+    chosen_tokens, undivided, has_experts: as `ModelConfig` has them. masked: kinds of layers that the code
+    has masks for. vocab_size: tokens that it gives logits of, whatever fields say. states: of each module
+    that keeps some.
     """
 
     calls: list[tuple[int, Call]]
+    in_call_order: bool
     indexed: dict[int, int]
     offset: int
     chosen_tokens: int
@@ -115,12 +123,16 @@ class _Run(NamedTuple):
     has_experts: bool
     masked: frozenset[str]
     vocab_size: int
+    states: tuple[LayerStates, ...]
 
 
 def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     recorder = Recorder()
     try:
         model = build(whole)
+        kept = StateRecorder(model)
+        if kept.layers:
+            model.to(torch.bfloat16)
         positions, vocab_size = run_dry(model, recorder)
     except UnsupportedAttention as error:
         raise _refused(where, kind, str(error)) from error
@@ -131,7 +143,7 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
             )
             raise _refused(where, kind, reason) from error
         raise _refused(where, kind, f"a run of its modelling code ends with {error!r}") from error
-    calls = _of_layers(whole, recorder.calls, kind, where)
+    calls = _of_layers(whole, recorder.calls, kept.layers, kind, where)
     rows = len(model.get_input_embeddings().weight)
     if vocab_size > rows:
         reason = f"it gives logits of {vocab_size} tokens, and has embeddings of {rows}"
@@ -143,8 +155,10 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
     if not undivided and not has_plan(model):
         undivided = "it has no plan of how to divide a model of this type"
     chosen, has_experts = chosen_tokens(model), has_whole_experts(model)
+    numbers = [layer for layer, _ in recorder.calls]
     return _Run(
         calls,
+        len(set(numbers)) < len(numbers) or {*numbers} != {layer for layer, _ in calls},
         recorder.indexed,
         positions.offset,
         chosen,
@@ -152,6 +166,7 @@ def _run_dry(whole: PreTrainedConfig, kind: str, where: str) -> _Run:
         has_experts,
         _masked(model),
         vocab_size,
+        kept.states,
     )
 
 
@@ -163,12 +178,21 @@ def _masked(model: nn.Module) -> frozenset[str]:
 
 
 def _of_layers(
-    whole: PreTrainedConfig, calls: list[tuple[int, Call]], kind: str, where: str
+    whole: PreTrainedConfig, calls: list[tuple[int, Call]], keep: set[int], kind: str, where: str
 ) -> list[tuple[int, Call]]:
-    """Return the calls in the order of layers; as they came, if layers call more than once."""
+    """Return the calls in the order of layers; as they came, if layers call more than once.
+
+    keep: layers that keep states.
+    """
     config = whole.get_text_config(decoder=True)
-    expected = list(range(getattr(config, "decoder_layers", None) or config.num_hidden_layers))
+    layers = range(getattr(config, "decoder_layers", None) or config.num_hidden_layers)
+    kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    shared = [layer for layer in layers if kinds[layer] == "hybrid"]
+    if len(calls) == len(shared) and {layer for layer, _ in calls} == {-1}:  # one module's (Zamba 2)
+        calls = [(layer, call) for layer, (_, call) in zip(shared, calls, strict=True)]
     called = sorted(layer for layer, _ in calls)
+    keep = keep | {layer for layer in layers if kinds[layer] in _KEEP_NOTHING}
+    expected = [layer for layer in layers if layer in called or layer not in keep]
     if called == expected:
         return sorted(calls, key=lambda each: each[0])
     if [*dict.fromkeys(called)] == expected:  # differences of two (DiffLlama)
@@ -177,7 +201,7 @@ def _of_layers(
         return calls
     missing = [layer for layer in expected if layer not in called]
     reason = f"layers {missing[:8]} keep something else than keys and values"
-    if not calls:
+    if not calls and not keep:
         reason = "it does not call attention by transformers' interface"
     raise _refused(where, kind, reason)
 
@@ -191,7 +215,7 @@ def _window(
     """
     kinds = getattr(config, "layer_types", None)
     of_layer = WINDOWED if kinds is None else kinds[layer]
-    if of_layer in ("full_attention", "indexed_attention"):
+    if of_layer in ("full_attention", "indexed_attention", "hybrid"):  # hybrid: beside states
         window = 0
     elif of_layer in _MASKS:
         name = "sliding_window" if of_layer == WINDOWED else "attention_chunk_size"

@@ -1,7 +1,8 @@
 """Kernels in place of a decoder's own code, where they are proved to compute the same.
 
 A decoder whose layers are all pre-norm ones runs without its own code between them, see `general.whole`. Of
-another decoder modules are replaced one by one: norms, MLPs, and attention from its projections on.
+another decoder modules are replaced one by one: norms, MLPs, and attention from its projections on; of one
+with layers that keep states all but attention.
 """
 
 from __future__ import annotations
@@ -83,6 +84,9 @@ def fuse(
 
     with torch.no_grad():
         seen = observe(decoder, noise, once, tokens, positions)
+        if seen is None and config.states:
+            give(decoder, noise)
+            return _fuse_apart(decoder, backend, once)
         if seen is None:
             return Fusion(None, [])
         attending = _attention(seen, config, max_len, _agreement(ranks, device))
@@ -103,6 +107,15 @@ def fuse(
         elif len(attention) == len(seen.layers):
             fusion.modules += _leave_rotations_out(seen, lambda: _gives(once, seen.out, roundings))
         return fusion
+
+
+def _fuse_apart(decoder: nn.Module, backend: Backend, once: Callable[[], Tensor]) -> Fusion:
+    """Replace modules of a decoder of which nothing is known but what it gives with noise for attention."""
+    expected = once()
+    fusion = Fusion(None, _replace(decoder.modules(), backend, expected.dtype))
+    if fusion.modules and not _gives(once, expected, _ROUNDINGS * len(fusion.modules) ** 0.5):
+        fusion.undo()
+    return fusion
 
 
 def _gives(run: Callable[[], Tensor], expected: Tensor, roundings: float) -> bool:

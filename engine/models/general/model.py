@@ -33,10 +33,12 @@ from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
+from quire.engine.models.general.states import StepStates, give_states
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.formats.state_cache import StateCache
 from quire.kernels.parallel.ranks import Ranks
 
 # Weights that a folder has besides those of a model of its text alone (Llama 4).
@@ -64,6 +66,20 @@ class _Given(nn.Module):
     """Stands where a causal model has its decoder, and returns what that gave before."""
 
     hidden: Tensor
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self._stood = (decoder,)  # no part of this
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a number that stood there (Falcon H1's scale of logits)."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            found = getattr(self.__dict__["_stood"][0], name)
+            if isinstance(found, int | float):
+                return found
+            raise
 
     @property
     def decoder(self) -> _Given:
@@ -104,19 +120,28 @@ class GeneralModel:
         self._positions = StepPositions(self._decoder)
         self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
+        self._states = StepStates(config.group_of_states)
+        give_states(causal, config.states, self._states)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)
-        self._given = _Given()
+        self._given = _Given(self._decoder)
         self._no_token = torch.zeros(1, 1, dtype=torch.int64, device=device)
         setattr(causal, name, self._given)
         self._causal = causal
 
-    def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        caches: list[LayerCache],
+        states: StateCache | None = None,
+    ) -> Tensor:
         """Compute the batch's tokens over the layers' caches -> hidden [T, H], final norm applied.
 
-        [R, H] of `batch.newest` where that is given.
+        [R, H] of `batch.newest` where that is given. states: of the layers that keep some.
         """
+        if states is not None:
+            self._states.begin(batch, states)
         if self.fusion.decoder is not None:
             return self.fusion.decoder.run(batch, caches)
         self._attention.begin(replace(batch, newest=None), caches)

@@ -57,10 +57,13 @@ class PagedAttention:
     ) -> None:
         """ranks, splits: those that heads are divided among, and as `Division` has them."""
         self._in_call_order, self._calls = config.in_call_order, 0
+        self._places = {layer: place for place, layer in enumerate(config.attention_layers)}
         self._layer_shapes, self._gpu = layer_shapes(config, dtype), gpu_of(device)
         self._keep = write_latents if self._gpu.has_kernels else write_latents_reference
         self._index_by = index_by(self._gpu)
-        self._plans = LayerPlans(self._layer_shapes, device, plan_attention)
+        self._plans = None  # of a model whose layers all keep states
+        if self._layer_shapes:
+            self._plans = LayerPlans(self._layer_shapes, device, plan_attention)
         self._shapes, self._ranks, self._splits = config.attention, ranks, splits
         self._layers = [
             AttentionLayer(
@@ -78,7 +81,7 @@ class PagedAttention:
     def begin(self, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         """Take a step's tokens; every layer computes all of them."""
         self._batches, self._caches = batch.by_layer(len(self._layers)), caches
-        self._kernels, self._calls = self._plans.of(batch, caches), 0
+        self._kernels, self._calls = [] if self._plans is None else self._plans.of(batch, caches), 0
         self._spans, self._rows = batch.spans, batch.token_rows
         self._pieces: dict[tuple[int, int], list[Piece]] = {}  # by heads and width of an indexer
         self._earlier: dict[tuple[int, int], Earlier] = {}  # by group and by numbers of heads
@@ -86,14 +89,14 @@ class PagedAttention:
     def _place(self, layer: int) -> int:
         """Return which of the caches a call is of."""
         self._calls += 1
-        return self._calls - 1 if self._in_call_order else layer
+        return self._calls - 1 if self._in_call_order else self._places.get(layer, layer)
 
     def __call__(self, layer: int, call: Call) -> Tensor:
-        layer = self._place(layer)
+        place = self._place(layer)
         if self._ranks is None:
-            return self._attended(layer, call)
-        own, is_whole = heads_of_rank(call, self._shapes[layer], self._ranks)
-        out = self._attended(layer, own)
+            return self._attended(place, call)
+        own, is_whole = heads_of_rank(call, self._shapes[place], self._ranks)
+        out = self._attended(place, own)
         if not is_whole or layer in self._splits:
             return out
         return gathered(out.flatten(2), self._ranks).unflatten(2, (-1, out.shape[-1]))

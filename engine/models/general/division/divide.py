@@ -104,7 +104,7 @@ class _Shapes:
         self._config, self._ranks, self._splits = config, ranks, splits
 
     def __call__(self, layer: int, call: Call) -> Tensor:
-        own, is_whole = heads_of_rank(call, self._config.attention[layer], self._ranks)
+        own, is_whole = heads_of_rank(call, self._config.attention[self._config.place(layer)], self._ranks)
         heads, tokens, _ = (call if is_whole and layer not in self._splits else own).q.shape
         return call.v.new_empty(1, tokens, heads, call.value_dim)
 

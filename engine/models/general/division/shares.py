@@ -64,7 +64,11 @@ class Shares:
         """Return how many ranks hold the same outputs of a module."""
         name, _, last = module.rpartition(".")
         layer: Any = self._layer_of.get(name)
-        return self._config.attention[layer].copies if last in _KEYS and layer is not None else 1
+        return (
+            self._config.attention[self._config.place(layer)].copies
+            if last in _KEYS and layer is not None
+            else 1
+        )
 
     def add(self, name: str, style: str) -> None:
         """Take the style of a parameter."""

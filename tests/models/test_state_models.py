@@ -1,0 +1,164 @@
+"""Layers that keep states of all tokens together: in blocks, as their ends leave them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.engine.config import EngineConfig
+from quire.engine.device.block_size import MOST_STATE_GROUPS, in_blocks
+from quire.engine.device.kv_cache import KVCache, bytes_per_block
+from quire.engine.messages import Request, SamplingParams
+from quire.engine.models.cache_groups import STATE_WINDOW
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.selective_scan import selective_scan
+from quire.engine.models.general.stateful import CacheOfStates
+from quire.engine.models.general.states import _cut
+from quire.engine.models.reading import read_model
+from quire.engine.startup import start_engine
+from quire.kernels.attention.batch import Span
+from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import BF16, FP32
+from quire.kernels.formats.state_spec import LayerStates, StateSpec
+from tests.models.any_model import compare, save_tiny
+from tests.models.divided_model import compare_divided
+
+# Delta rules, a convolution alone, Mamba's three kinds, states beside attention in a layer, layers that keep
+# nothing, attention whose module all layers share, and a cache of their own.
+EQUAL = (
+    "qwen3_next", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba", "falcon_h1", "nemotron_h",
+    "zamba2", "minimax",
+)  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
+    verdict = compare(kind, tmp_path)
+    assert verdict.outcome == "equal", verdict.detail
+    assert not verdict.reads
+
+
+def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_path: Path) -> None:
+    save_tiny("qwen3_next", tmp_path)
+    config = read_model(tmp_path)
+    assert [each.name for each in config.states] == [f"model.layers.{i}.linear_attn" for i in (0, 2)]
+    for dtype, rolling in ((torch.bfloat16, "bfloat16"), (torch.float32, "float32")):
+        part, _ = in_blocks(config, None, BF16, dtype)
+        assert [(each.rolls, each.dtype) for each in part.states[0].parts] == [
+            (True, rolling),
+            (False, "float32"),
+        ]
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+def test_logits_of_ranks_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """All have whole states; of attention, experts and products each has a share."""
+    verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), 2)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+def test_all_that_a_model_of_states_alone_keeps_is_one_block_of_a_sequence(tmp_path: Path) -> None:
+    save_tiny("mamba2", tmp_path)
+    core, info = start_engine(
+        EngineConfig(model=str(tmp_path), device="cpu", block_size=4, num_gpu_blocks_override=40)
+    )
+    assert info.max_model_len > 100_000 and not info.keeps_all and info.group_windows == (STATE_WINDOW,)
+    answers = []
+    for at in range(2):
+        core.add(Request(at, [*range(3, 33)], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)))
+        outputs = []
+        while core.has_work:
+            outputs += list(core.step())
+            if len(outputs) > 2:  # else all of the prompt's are there
+                held = [sequence.blocks for group in core.scheduler.state.running for sequence in group.live]
+                assert all(len(blocks) <= 2 for blocks in held)
+        answers.append([token for output in outputs for token in output.tokens])
+    assert answers[0] == answers[1] and len(answers[0]) == 9
+    assert outputs[0].cached_tokens == 28
+
+
+def test_chunks_are_cut_where_blocks_end_and_earlier_tokens_come_first() -> None:
+    """So that who shares a block that another row computes in the same step finds its states there."""
+    spans = (Span(0, 6, 14), Span(1, 1, 0), Span(2, 9, 9))  # the second pads
+    pieces = sorted(_cut(spans, 5, block_size=4))
+    assert pieces == [(0, 12, 16, 2), (4, 16, 20, 2), (8, 5, 9, 0), (8, 20, 21, 2), (12, 9, 11, 0)]
+
+
+def test_a_convolution_goes_on_from_the_newest_tokens() -> None:
+    tokens = torch.randn(1, 3, 11)
+    whole = CacheOfStates({})
+    whole.update_conv_state(tokens, 0, conv_kernel_size=4)
+    state: dict[tuple[bool, int], torch.Tensor] = {}
+    for begin, end in ((0, 2), (2, 3), (3, 9), (9, 11)):
+        cache = CacheOfStates(state)
+        read = cache.update_conv_state(tokens[..., begin:end], 0, conv_kernel_size=4)
+        assert torch.equal(read[..., -(end - begin) :], tokens[..., begin:end])
+        state = cache.states
+    assert torch.equal(state[True, 0], whole.states[True, 0])
+    assert torch.equal(state[True, 0], tokens[..., -4:])
+
+
+def test_a_scan_in_pieces_is_the_scan() -> None:
+    torch.manual_seed(0)
+    x, dt, z = torch.randn(3, 2, 6, 9).unbind()
+    a, b, c = -torch.rand(6, 4), *torch.randn(2, 2, 4, 9).unbind()
+    given = {"D": torch.randn(6), "delta_bias": torch.randn(6), "delta_softplus": True}
+    out, last = selective_scan(None, x, dt, a, b, c, z=z, **given)
+    parts, state = [], None
+    for piece in (slice(0, 4), slice(4, 5), slice(5, 9)):
+        cut = [each[..., piece] for each in (x, dt)]
+        part, state = selective_scan(state, *cut, a, b[..., piece], c[..., piece], z=z[..., piece], **given)
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, -1), out)
+    assert state is not None
+    torch.testing.assert_close(state, last)
+
+
+def with_states(config: ModelConfig, layers: int, *shapes: tuple[int, ...]) -> ModelConfig:
+    parts = tuple(StateSpec(shape, "bfloat16", number, exact=False) for number, shape in enumerate(shapes))
+    return replace(config, states=tuple(LayerStates(f"layers.{i}", parts) for i in range(layers)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "numbers", "given", "block_size", "in_group"),
+    [
+        (9, 512, None, 64, 9),  # two attention layers keep 16 KiB of 64 tokens
+        (9, 4096, None, 64, 2),
+        (40, 4096, None, 256, 8),
+        (9, 40_960, None, 256, 2),  # 256 tokens take less than a layer's states
+        (9, 4096, 16, 16, 2),
+    ],
+)
+def test_blocks_are_so_large_that_states_are_in_few(
+    layers: int, numbers: int, given: int | None, block_size: int, in_group: int, tmp_path: Path
+) -> None:
+    save_tiny("qwen3_next", tmp_path, num_hidden_layers=4)
+    config = with_states(read_model(tmp_path), layers, (numbers,))
+    part, chosen = in_blocks(config, given, BF16, torch.bfloat16)
+    groups = [group for group in part.cache_groups if group.states]
+    assert chosen == block_size and max(len(group.layers) for group in groups) == in_group
+    assert len(groups) <= MOST_STATE_GROUPS
+    assert sorted(layer for group in groups for layer in group.layers) == [*range(layers)]
+    assert {group.window for group in groups} == {STATE_WINDOW}
+
+
+def test_states_of_a_block_lie_apart_in_it(tmp_path: Path) -> None:
+    save_tiny("qwen3_next", tmp_path)
+    config = with_states(read_model(tmp_path), 5, (7,), (3, 5))
+    config, block_size = in_blocks(config, 4, FP32, torch.float32)
+    cache = KVCache(config, 3, block_size, FP32, CPU, torch_backend().copy_blocks)
+    assert cache.states is not None and cache.states.spare == 3
+    assert cache.blocks.shape == (3, bytes_per_block(config, block_size, FP32))
+    for group in config.cache_groups:
+        if group.states:
+            cache.blocks.zero_()
+            views = [view for layer in group.layers for view in cache.states.layers[layer]]
+            for at, view in enumerate(views):
+                assert view.shape[0] == 4
+                view[:3] = at + 1
+            for at, view in enumerate(views):
+                assert (view[:3] == at + 1).all()
