@@ -18,7 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ExpandedTensor, ranges_of, round_once
+from quire.engine.models.expanded_file import (
+    NAMES,
+    ExpandedFile,
+    ExpandedTensor,
+    ranges_of,
+    round_once,
+    rows_at_once,
+)
 from quire.engine.models.weight_files import listed
 
 _STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")  # behind a weight's name
@@ -27,7 +34,6 @@ _NESTED_MAP, _NESTED_SCALES = ".nested_quant_map", ".nested_absmax"
 _ROWS, _FORMAT = "SCB", "weight_format"  # behind a layer's
 _LARGEST = 127  # of 8 bits
 _CODES, _BYTES = "U8", "I8"  # as safetensors names them
-_PIECE = 1 << 20  # numbers that are expanded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class FourBits:
         (first, last), (begin, end) = ranges_of(index, self.get_shape())
         inputs = self.state.inputs
         expanded = torch.empty(last - first, end - begin, dtype=self.dtype, device=self.device)
-        step = max(_PIECE // max(inputs, 1), 1)
+        step = rows_at_once(inputs)
         for row in range(first, last if end > begin else first, step):
             rows = min(step, last - row)
             numbers = self._numbers(row * inputs, (row + rows) * inputs).view(rows, inputs)[:, begin:end]
@@ -107,7 +113,7 @@ class EightBits:
         integers = self.integers[rows, columns].to(self.device)
         scales = self.largest[rows].to(self.device).float()[:, None] / _LARGEST
         expanded = torch.empty(integers.shape, dtype=self.dtype, device=self.device)
-        step = max(_PIECE // max(integers.shape[1], 1), 1)
+        step = rows_at_once(integers.shape[1])
         for begin in range(0, len(integers) if integers.numel() else 0, step):
             piece = slice(begin, begin + step)
             round_once(expanded[piece], integers[piece].float() * scales[piece], self.name)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+_PIECE = 1 << 20  # numbers that are expanded at once
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # as safetensors has them
 
 
@@ -55,6 +56,11 @@ def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
     given = () if index is ... else index if isinstance(index, tuple) else (index,)
     ranges = [each.indices(size)[:2] for each, size in zip(given, shape, strict=False)]
     return ranges + [(0, size) for size in shape[len(ranges) :]]
+
+
+def rows_at_once(columns: int) -> int:
+    """Return how many rows of so many numbers are expanded at once: at least one."""
+    return max(_PIECE // max(columns, 1), 1)
 
 
 def round_once(expanded: Tensor, numbers: Tensor, name: str) -> None:

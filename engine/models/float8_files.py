@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once
+from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.weight_files import listed
 
@@ -17,7 +17,6 @@ FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
 _SCALE_TYPES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "activation_scale")
-_PIECE = 1 << 20  # numbers that are expanded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Float8Tensor:
         of_columns = torch.arange(column, column + columns, device=self.device) // self.block.columns
         of_rows = torch.arange(row, row + rows, device=self.device) // self.block.rows
         factors = scales[:, of_columns] if scales.shape[1] > 1 else scales
-        step = max(_PIECE // max(columns, 1), 1)
+        step = rows_at_once(columns)
         for begin in range(0, rows, step):
             piece = slice(begin, begin + step)
             numbers = floats[piece].float()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once
+from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.mxfp4_files import FOURS
 from quire.engine.models.weight_files import listed
 
@@ -21,7 +21,6 @@ IN_A_BLOCK = 16
 _PACKED, _SCALES, _GLOBAL = "weight_packed", "weight_scale", "weight_global_scale"
 _OF_ACTIVATIONS = ("input_global_scale", "input_scale")
 _KINDS = {_PACKED: "U8", _SCALES: "F8_E4M3", _GLOBAL: "F32"}  # as safetensors names them
-_PIECE = 1 << 20  # numbers that are expanded at once
 _MEANINGS = torch.tensor((*FOURS, *(-each for each in FOURS)))
 
 
@@ -52,7 +51,7 @@ class Nvfp4Tensor:
         expanded = torch.empty(last - first, end - begin, dtype=self.dtype, device=self.device)
         meanings = _MEANINGS.to(self.device)
         blocks = torch.arange(begin, end, device=self.device) // IN_A_BLOCK
-        step = max(_PIECE // max(end - begin, 1), 1)
+        step = rows_at_once(end - begin)
         for row in range(first, last if end > begin else first, step):
             rows = slice(row, min(row + step, last))
             pairs = self.packed[rows, begin // 2 : -(-end // 2)].to(self.device)

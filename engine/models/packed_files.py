@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once
+from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_layouts import (
     WORD,
@@ -25,7 +25,6 @@ _WORDS, _BYTES = "I32", "I8"  # as safetensors names them
 _SCALES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 _UNWRITTEN = -1  # a group: inputs stand beside each other
-_PIECE = 1 << 20  # numbers that are expanded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class PackedTensor:
         scales = self.layout.scales_of(outputs, self.device).float()
         of_inputs = self.layout.inputs_first
         stored, (first, last) = (expanded.T, inputs) if of_inputs else (expanded, outputs)
-        step = max(_PIECE // stored.shape[1], WORD)
+        step = max(rows_at_once(stored.shape[1]), WORD)
         for begin in range(0, len(stored), step):
             piece = slice(begin, begin + step)
             some = first + begin, min(first + begin + step, last)

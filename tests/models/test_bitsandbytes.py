@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models import bitsandbytes_files
+from quire.engine.models import expanded_file
 from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.quantisation import BITSANDBYTES
 from quire.engine.models.reading import read_model
@@ -111,7 +111,7 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
     part: tuple[slice, ...], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of 161 numbers begin within a byte, and within a block. On a GPU if there is one."""
-    monkeypatch.setattr(bitsandbytes_files, "_PIECE", 1000)
+    monkeypatch.setattr(expanded_file, "_PIECE", 1000)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors, numbers = FORMS[form]("layer.weight", torch.randn(73, 161))
     save_file(tensors, tmp_path / "layer.safetensors")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from quire.engine.models import float8_files
+from quire.engine.models import expanded_file
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.general.model import GeneralModel
@@ -193,7 +193,7 @@ def test_pieces_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Of a large weight a little is expanded at a time."""
     quantised, plain = save_quantised("qwen3", FORMS["blocks"], tmp_path)
     expected = load(plain)[0]
-    monkeypatch.setattr(float8_files, "_PIECE", 1000)
+    monkeypatch.setattr(expanded_file, "_PIECE", 1000)
     assert_same(load(quantised)[0], expected)
 
 

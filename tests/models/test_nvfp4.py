@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models import nvfp4_files
+from quire.engine.models import expanded_file
 from quire.engine.models.nvfp4_files import IN_A_BLOCK, expand_nvfp4
 from quire.engine.models.quantisation import NVFP4
 from quire.engine.models.reading import read_model
@@ -80,7 +80,7 @@ PARTS = [(), (slice(3, 50),), (EVERY, slice(71, 78)), (slice(7, 7), EVERY), (sli
 def test_any_part_of_a_weight_is_read_as_its_numbers(
     part: tuple[slice, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvfp4_files, "_PIECE", 1000)
+    monkeypatch.setattr(expanded_file, "_PIECE", 1000)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors, numbers = parts_of("layer", torch.empty(73, 160))
     save_file(tensors, tmp_path / "layer.safetensors")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from quire.engine.models import packed_files
+from quire.engine.models import expanded_file
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
 from quire.engine.models.quantisation import read_quantised
@@ -67,7 +67,7 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
     part: tuple[slice, ...], form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A little at a time, on a GPU if there is one: native decoders expand there."""
-    monkeypatch.setattr(packed_files, "_PIECE", 1000)
+    monkeypatch.setattr(expanded_file, "_PIECE", 1000)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors, numbers = parts_of("layer", torch.randn(72, 160), FORMS[form])
     save_file(tensors, tmp_path / "layer.safetensors")
