@@ -54,7 +54,7 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             "for, in %s times the bytes; activations are not rounded",
             " and ".join(map(str, bits)),
             name,
-            " and ".join(str(8 * dtype.itemsize // each) for each in bits),
+            " and ".join(f"{8 * dtype.itemsize / each:.3g}" for each in bits),
         )
     elif quantised == BITSANDBYTES:
         logger.info(

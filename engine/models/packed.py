@@ -7,8 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from quire.engine.models.quantisation_config import refuse_formats, refused, strategy_of
 
-BITS = (2, 4, 8)  # of a number: whole numbers of them fill a word
-Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed"]
+BITS = (2, 3, 4, 5, 6, 7, 8)  # of an integer
+_GPTQ_BITS = (2, 3, 4, 8)  # of others GPTQModel has the higher bits in words of their own
+Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed", "modelopt"]
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")  # of compressed-tensors
 _GPTQ_FORMS: dict[str, Form] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
 _ALL = -1  # a group_size: all inputs
@@ -45,7 +46,9 @@ def read_gptq(given: dict[str, Any], where: str) -> Packed:
         raise refused(where, f"the checkpoint_format {named!r}")
     if given.get("pack_dtype", "int32") != "int32":
         raise refused(where, f"the pack_dtype {given['pack_dtype']!r}")
-    return Packed(_GPTQ_FORMS[form], _bits(given.get("bits"), "bits", BITS, where), _group(given, where))
+    return Packed(
+        _GPTQ_FORMS[form], _bits(given.get("bits"), "bits", _GPTQ_BITS, where), _group(given, where)
+    )
 
 
 def read_awq(given: dict[str, Any], where: str) -> Packed:

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
-from quire.engine.models.packed import Packed
+from quire.engine.models.packed import Form, Packed
 from quire.engine.models.packed_layouts import (
-    WORD,
     Awq,
     CompressedBytes,
     CompressedWords,
     Gptq,
     Layout,
+    PairsOfOutputs,
 )
+from quire.engine.models.packed_words import WORD, Whole, Words, words_of
 from quire.engine.models.weight_files import listed
 
-_WORDS, _BYTES = "I32", "I8"  # as safetensors names them
+_WORDS, _BYTES, _PAIRS = "I32", "I8", "U8"  # as safetensors names them
 _SCALES = ("F32", "F16", "BF16")
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 _UNWRITTEN = -1  # a group: inputs stand beside each other
@@ -32,17 +33,24 @@ class Parts:
     """What files call the parts of a weight, behind its layer's name.
 
     places: each input's group, where inputs of a group do not stand beside each other (GPTQ's act order,
-    Frantar et al. 2022).
+    Frantar et al. 2022). factors: what inputs are multiplied by before (ModelOpt's AWQ). "": files have none.
     """
 
-    integers: str
+    integers: tuple[str, ...]
     scales: str
-    zero_points: str
-    places: str
+    zero_points: str = ""
+    places: str = ""
+    factors: str = ""
 
 
-_OF_GPTQ = Parts("qweight", "scales", "qzeros", "g_idx")
-_OF_COMPRESSED = Parts("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
+_OF_GPTQ = Parts(("qweight",), "scales", "qzeros", "g_idx")
+_PARTS: dict[Form, Parts] = {
+    "gptq": _OF_GPTQ,
+    "gptq_v2": _OF_GPTQ,
+    "awq": _OF_GPTQ,
+    "compressed": Parts(("weight_packed", "weight"), "weight_scale", "weight_zero_point", "weight_g_idx"),
+    "modelopt": Parts(("weight",), "weight_scale", factors="pre_quant_scale"),
+}
 _SHAPE = "weight_shape"  # [outputs, inputs] of words of compressed-tensors
 
 
@@ -50,13 +58,15 @@ _SHAPE = "weight_shape"  # [outputs, inputs] of words of compressed-tensors
 class PackedTensor:
     """A weight [outputs, inputs] of integers, of which any part is read as the numbers that it stands for.
 
-    group: inputs that have a scale, unless `places` tells. dtype, device: of what is read.
+    group: inputs that have a scale, unless `places` tells. factors: that inputs are multiplied by, or None.
+    dtype, device: of what is read.
     """
 
     name: str
     layout: Layout
     group: int
     places: Any
+    factors: Any
     dtype: torch.dtype
     device: torch.device
 
@@ -89,6 +99,8 @@ class PackedTensor:
                 integers = self.layout.integers(some, inputs, self.device)
                 own, factors = (each if len(each) == 1 else each[piece] for each in (zeros, scales))
                 numbers = (integers - own[:, groups]).float() * factors[:, groups]
+                if self.factors is not None:
+                    numbers *= self.factors[slice(*inputs)].to(self.device).float()
             round_once(stored[piece], numbers, self.name)
         return expanded
 
@@ -116,51 +128,55 @@ def expand_packed(
     or has a shape that quantization_config does not have, by name.
     """
     held = {name: file for file in files for name in file.offset_keys()}
-    names = _OF_COMPRESSED if packed.form == "compressed" else _OF_GPTQ
+    names = _PARTS[packed.form]
     expanded: dict[str, PackedTensor] = {}
     hidden: set[str] = set()
     renamed: dict[str, str] = {}
     problems: list[str] = []
     for key, file in held.items():
         layer, _, last = key.rpartition(".")
-        of_bytes = last == "weight" and file.get_slice(key).get_dtype() == _BYTES
-        if last != names.integers and not (of_bytes and packed.form == "compressed"):
+        kind = file.get_slice(key).get_dtype()
+        if last not in names.integers or (last == "weight" and kind not in (_BYTES, _PAIRS)):
             continue
-        others = [names.scales, names.zero_points, names.places, _SHAPE, *_OF_ACTIVATIONS]
+        others = [names.scales, names.zero_points, names.places, names.factors, _SHAPE, *_OF_ACTIVATIONS]
         beside = {
             other: held[name].get_slice(name) for other in others if (name := f"{layer}.{other}") in held
         }
         hidden.update(f"{layer}.{other}" for other in beside)
         renamed[key] = name = f"{layer}.weight"
         try:
-            layout = _layout(packed, names, file.get_slice(key), beside, of_bytes=of_bytes)
+            layout = _layout(packed, file.get_slice(key), beside, of_bytes=last == "weight")
             group = _check(packed, names, layout, beside)
         except ValueError as error:
             problems.append(f"{key}: {error}")
             continue
-        expanded[name] = PackedTensor(key, layout, group, beside.get(names.places), dtype, device)
+        places, factors = beside.get(names.places), beside.get(names.factors)
+        expanded[name] = PackedTensor(key, layout, group, places, factors, dtype, device)
     if problems:
         raise ValueError(f"quantised weights cannot be read: {listed(problems)}")
     return [ExpandedFile(file, expanded, hidden, renamed) for file in files]
 
 
-def _layout(
-    packed: Packed, names: Parts, integers: Any, beside: Mapping[str, Any], *, of_bytes: bool
-) -> Layout:
+def _layout(packed: Packed, integers: Any, beside: Mapping[str, Any], *, of_bytes: bool) -> Layout:
     """Return how a weight's parts are held. Raises ValueError where one is missing or of another kind."""
+    names = _PARTS[packed.form]
     wanted = [names.scales]
     if packed.zero_points:
         wanted.append(names.zero_points)
-    if names is _OF_COMPRESSED and not of_bytes:
+    if packed.form == "compressed" and not of_bytes:
         wanted.append(_SHAPE)
     if missing := [name for name in wanted if name not in beside]:
         raise ValueError(f"{' and '.join(missing)} beside it are missing")
-    kind, shape, held = integers.get_dtype(), integers.get_shape(), _BYTES if of_bytes else _WORDS
-    if len(shape) != 2 or kind != held:
-        raise ValueError(f"it holds {kind} of shape {shape}, not a matrix of {held}")
+    kind, shape = integers.get_dtype(), integers.get_shape()
+    pairs = packed.form == "modelopt" and packed.bits == (4,)
+    wanted_kind = _PAIRS if pairs else _BYTES if of_bytes else _WORDS
+    if len(shape) != 2 or kind != wanted_kind:
+        raise ValueError(f"it holds {kind} of shape {shape}, not a matrix of {wanted_kind}")
     scales, zero_points = beside[names.scales], beside.get(names.zero_points)
     if scales.get_dtype() not in _SCALES:
         raise ValueError(f"{names.scales} hold {scales.get_dtype()}; they may be {', '.join(_SCALES)}")
+    if pairs:
+        return PairsOfOutputs(integers, scales)
     if of_bytes:
         return CompressedBytes(integers, scales, zero_points)
     if zero_points is not None and zero_points.get_dtype() != _WORDS:
@@ -169,25 +185,41 @@ def _layout(
         return Awq(integers, scales, zero_points)
     if packed.form == "compressed":
         outputs, inputs = (int(size) for size in beside[_SHAPE][...].tolist())
-        fits = [bits for bits in packed.bits if -(-inputs * bits // WORD) == shape[1]]
-        if not fits or outputs != shape[0]:
-            raise ValueError(f"words of shape {shape} are not of [{outputs}, {inputs}] integers")
-        return CompressedWords(integers, scales, zero_points, fits[0], inputs)
-    (bits,) = packed.bits
-    return Gptq(integers, scales, zero_points, bits, zeros_less=1 if packed.form == "gptq" else 0)
+        packings = _packings(packed.bits, inputs, shape[1])
+        if len(packings) != 1 or outputs != shape[0]:
+            told = "may be more than one kind" if len(packings) > 1 else "are not"
+            raise ValueError(f"words of shape {shape} {told} of [{outputs}, {inputs}] integers")
+        return CompressedWords(integers, scales, zero_points, packings[0], inputs)
+    less = 1 if packed.form == "gptq" else 0
+    layouts = [Gptq(integers, scales, zero_points, bits, zeros_less=less) for bits in packed.bits]
+    fits = [each for each in layouts if beside[names.zero_points].get_shape() == each.zeros_shape]
+    return (fits or layouts)[0]
+
+
+def _packings(bits: tuple[int, ...], inputs: int, words: int) -> list[Words]:
+    """Return in which ways a row of so many words has the inputs.
+
+    Where they do not fill a word compressed-tensors once left bits over in each, and now leaves none.
+    """
+    found = {each for some in bits for each in (words_of(some), Whole(some))}
+    return [each for each in found if each.count(inputs) == words]
 
 
 def _check(packed: Packed, names: Parts, layout: Layout, beside: Mapping[str, Any]) -> int:
     """Return how many inputs a group has. Raises ValueError where shapes do not fit each other."""
     outputs, inputs, groups = layout.outputs, layout.inputs, layout.groups
     scales, given = beside[names.scales].get_shape(), f"a weight of [{outputs}, {inputs}]"
-    whole = packed.form == "compressed" and scales in ([], [1], [1, 1], [outputs], [outputs, 1])
-    if not whole and scales != ([outputs, groups] if packed.form == "compressed" else [groups, outputs]):
+    outputs_first = packed.form in ("compressed", "modelopt")
+    whole = outputs_first and scales in ([], [1], [1, 1], [outputs], [outputs, 1])
+    if not whole and scales != ([outputs, groups] if outputs_first else [groups, outputs]):
         raise ValueError(f"{names.scales} have shape {scales}, and are of {given}")
     size = inputs if whole else packed.group_of(inputs, groups)
     places = beside.get(names.places)
     if places is not None and places.get_shape() != [inputs]:
         raise ValueError(f"{names.places} has shape {places.get_shape()}, and is of {given}")
+    factors = beside.get(names.factors)
+    if factors is not None and factors.get_shape() != [inputs]:
+        raise ValueError(f"{names.factors} has shape {factors.get_shape()}, and is of {given}")
     if size is None:
         raise ValueError(
             f"{names.scales} have {groups} groups of {inputs} inputs, and quantization_config has "

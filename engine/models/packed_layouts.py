@@ -1,22 +1,21 @@
 """How safetensors files have matrices of integers of few bits, of which any part can be read.
 
-A word of 32 bits has several integers, the lowest bits first. A matrix [outputs, inputs] has a scale and a
-zero point for each group of inputs of each output. Some files have all of it with inputs first. Parts are
-slices as safetensors has them; ranges are of whole outputs or inputs, [begin, end).
+A matrix [outputs, inputs] has a scale and a zero point for each group of inputs of each output. Some files
+have all of it with inputs first. `Words` tell how words of 32 bits have integers. Parts are slices as
+safetensors has them; ranges are of whole outputs or inputs, [begin, end).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-WORD = 32  # bits
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where a word has the integers of eight outputs
+from quire.engine.models.packed_words import WORD, Range, Whole, Words, read_part, words_of
 
-Range: TypeAlias = tuple[int, int]
+_OF_AWQ = Whole(4, (0, 4, 1, 5, 2, 6, 3, 7))  # where a word has the integers of eight outputs
 
 
 class Layout(Protocol):
@@ -68,7 +67,7 @@ class Gptq:
 
     @property
     def inputs(self) -> int:
-        return int(self.words.get_shape()[0]) * (WORD // self.bits)
+        return int(self.words.get_shape()[0]) * WORD // self.bits
 
     @property
     def groups(self) -> int:
@@ -76,17 +75,17 @@ class Gptq:
 
     @property
     def zeros_shape(self) -> list[int]:
-        return [self.groups, _words(self.outputs, self.bits)]
+        return [self.groups, words_of(self.bits).count(self.outputs)]
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.words, inputs, outputs, 0, self.bits, device)
+        return words_of(self.bits).read(self.words, inputs, outputs, 0, device)
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        stored = _unpacked(self.zero_points, (0, self.groups), outputs, 1, self.bits, device)
-        return (stored + self.zeros_less) & _mask(self.bits)
+        stored = words_of(self.bits).read(self.zero_points, (0, self.groups), outputs, 1, device)
+        return (stored + self.zeros_less) & ((1 << self.bits) - 1)
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _read(self.scales, (0, self.groups), outputs, device)
+        return read_part(self.scales, (0, self.groups), outputs, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Awq:
 
     @property
     def outputs(self) -> int:
-        return int(self.words.get_shape()[1]) * len(_AWQ_PLACES)
+        return int(self.words.get_shape()[1]) * WORD // _OF_AWQ.bits
 
     @property
     def inputs(self) -> int:
@@ -113,16 +112,16 @@ class Awq:
 
     @property
     def zeros_shape(self) -> list[int]:
-        return [self.groups, _words(self.outputs, 4)]
+        return [self.groups, _OF_AWQ.count(self.outputs)]
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.words, inputs, outputs, 1, 4, device, _AWQ_PLACES)
+        return _OF_AWQ.read(self.words, inputs, outputs, 1, device)
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.zero_points, (0, self.groups), outputs, 1, 4, device, _AWQ_PLACES)
+        return _OF_AWQ.read(self.zero_points, (0, self.groups), outputs, 1, device)
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _read(self.scales, (0, self.groups), outputs, device)
+        return read_part(self.scales, (0, self.groups), outputs, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class CompressedWords:
     words: Any
     scales: Any
     zero_points: Any
-    bits: int
+    packing: Words
     inputs: int
 
     @property
@@ -150,15 +149,17 @@ class CompressedWords:
 
     @property
     def zeros_shape(self) -> list[int]:
-        return [_words(self.outputs, self.bits), self.groups]
+        return [self.packing.count(self.outputs), self.groups]
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _unpacked(self.words, outputs, inputs, 1, self.bits, device)
+        return self.packing.read(self.words, outputs, inputs, 1, device)
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
         if self.zero_points is None:
-            return torch.full((1, self.groups), 1 << (self.bits - 1), dtype=torch.int32, device=device)
-        return _unpacked(self.zero_points, outputs, (0, self.groups), 0, self.bits, device)
+            return torch.full(
+                (1, self.groups), 1 << (self.packing.bits - 1), dtype=torch.int32, device=device
+            )
+        return self.packing.read(self.zero_points, outputs, (0, self.groups), 0, device)
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
         return _of_outputs(self.scales, outputs, device)
@@ -192,7 +193,7 @@ class CompressedBytes:
         return shape
 
     def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return _read(self.bytes, outputs, inputs, device).int()
+        return read_part(self.bytes, outputs, inputs, device).int()
 
     def zeros(self, outputs: Range, device: torch.device) -> Tensor:
         if self.zero_points is None:
@@ -203,12 +204,42 @@ class CompressedBytes:
         return _of_outputs(self.scales, outputs, device)
 
 
-def _words(integers: int, bits: int) -> int:
-    return -(-integers * bits // WORD)
+@dataclass(frozen=True, slots=True)
+class PairsOfOutputs:
+    """Bytes [outputs / 2, inputs] of two integers with a sign, the lower bits first, of 4 bits each.
 
+    scales [outputs, groups].
+    """
 
-def _mask(bits: int) -> int:
-    return (1 << bits) - 1
+    inputs_first: ClassVar[bool] = False
+    zeros_shape: ClassVar[list[int]] = []  # files have none
+
+    bytes: Any
+    scales: Any
+
+    @property
+    def outputs(self) -> int:
+        return 2 * int(self.bytes.get_shape()[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.bytes.get_shape()[1])
+
+    @property
+    def groups(self) -> int:
+        return _groups(self.scales)
+
+    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
+        begin, end = outputs
+        held = read_part(self.bytes, (begin // 2, -(-end // 2)), inputs, device).view(torch.int8)
+        low, high = held << 4 >> 4, held >> 4  # with their signs
+        return torch.stack((low, high), dim=1).flatten(0, 1)[begin % 2 :][: end - begin].int()
+
+    def zeros(self, outputs: Range, device: torch.device) -> Tensor:
+        return torch.zeros((1, self.groups), dtype=torch.int32, device=device)
+
+    def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
+        return _of_outputs(self.scales, outputs, device)
 
 
 def _groups(scales: Any) -> int:
@@ -220,33 +251,6 @@ def _groups(scales: Any) -> int:
 def _of_outputs(held: Any, outputs: Range, device: torch.device) -> Tensor:
     """Return what a tensor [outputs, groups], [outputs], or of one number has for a range of outputs."""
     if len(held.get_shape()) == 2 and held.get_shape() != [1, 1]:
-        return _read(held, outputs, (0, _groups(held)), device)
+        return read_part(held, outputs, (0, _groups(held)), device)
     whole: Tensor = held[...].to(device).reshape(-1, 1)
     return whole if len(whole) == 1 else whole[slice(*outputs)]
-
-
-def _read(held: Any, rows: Range, columns: Range, device: torch.device) -> Tensor:
-    part: Tensor = held[slice(*rows), slice(*columns)]
-    return part.to(device)
-
-
-def _unpacked(
-    words: Any,
-    rows: Range,
-    columns: Range,
-    dim: int,
-    bits: int,
-    device: torch.device,
-    places: tuple[int, ...] | None = None,
-) -> Tensor:
-    """Return the integers of ranges of rows and columns, of which a word has several along `dim`.
-
-    places: where it has them, None: in their order.
-    """
-    count = WORD // bits
-    begin, end = (rows, columns)[dim]
-    whole = begin // count, -(-end // count)
-    found = _read(words, *((whole, columns) if dim == 0 else (rows, whole)), device).unsqueeze(dim + 1)
-    shifts = torch.tensor(places or range(count), dtype=torch.int32, device=device) * bits
-    integers = (found >> (shifts[:, None] if dim == 0 else shifts)) & _mask(bits)
-    return integers.flatten(dim, dim + 1).narrow(dim, begin % count, end - begin)

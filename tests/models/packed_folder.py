@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,10 @@ AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word, from the lowest bits on
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A way in which weights are packed integers. group: inputs that have a scale; 0: all."""
+    """A way in which weights are packed integers. group: inputs that have a scale; 0: all.
+
+    left_over: words have bits left over at their ends, as compressed-tensors once wrote them.
+    """
 
     config: dict[str, Any]
     names: str  # gptq, awq, or the format of compressed-tensors
@@ -25,6 +29,7 @@ class Form:
     symmetric: bool = False
     ordered: bool = False  # groups of inputs that do not stand beside each other
     scale_dtype: torch.dtype = torch.float16
+    left_over: bool = False
 
 
 def gptq(**fields: Any) -> dict[str, Any]:
@@ -54,6 +59,10 @@ FORMS = {
     "gptq in act order": Form(gptq(desc_act=True, sym=False), "gptq", ordered=True),
     "gptq, 8 bits, a group": Form(gptq(bits=8, group_size=-1), "gptq", bits=8, group=0, symmetric=True),
     "gptq, 2 bits": Form(gptq(bits=2, format="gptq", method="gptq"), "gptq", bits=2),
+    "gptq, 3 bits": Form(gptq(bits=3), "gptq", bits=3, symmetric=True),
+    "gptq, 3 bits in act order": Form(
+        gptq(bits=3, desc_act=True, sym=False), "gptq", bits=3, ordered=True
+    ),
     "gptq v2": Form(gptq(checkpoint_format="gptq_v2", sym=False), "gptq_v2"),
     "awq": Form(awq(), "awq"),
     "awq, a group": Form(awq(group_size=-1), "awq", group=0),
@@ -67,6 +76,18 @@ FORMS = {
     ),
     "packed groups with zero points": Form(
         compressed("pack-quantized", strategy="group", group_size=32, symmetric=False), "pack-quantized",
+    ),
+    "packed groups of 3 bits with zero points": Form(
+        compressed("pack-quantized", strategy="group", group_size=32, num_bits=3, symmetric=False),
+        "pack-quantized", bits=3,
+    ),
+    "packed groups of 3 bits, words not full": Form(
+        compressed("pack-quantized", strategy="group", group_size=32, num_bits=3, symmetric=False),
+        "pack-quantized", bits=3, left_over=True,
+    ),
+    "packed rows of 6 bits": Form(
+        compressed("pack-quantized", strategy="channel", num_bits=6), "pack-quantized", bits=6, group=0,
+        symmetric=True,
     ),
     "packed rows of 8 bits": Form(
         compressed("pack-quantized", strategy="channel", num_bits=8), "pack-quantized", bits=8, group=0,
@@ -110,7 +131,10 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def packed(values: Tensor, bits: int, dim: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """Return words of 32 bits with the values of a matrix along `dim`, the first in the lowest bits."""
+    """Return words of 32 bits with the values of a matrix along `dim`, the first in the lowest bits.
+
+    A word has as many as fit whole.
+    """
     if dim == 0:
         return packed(values.T, bits, 1, places).T.contiguous()
     count = 32 // bits
@@ -119,6 +143,16 @@ def packed(values: Tensor, bits: int, dim: int, places: tuple[int, ...] | None =
     for place, value in enumerate(places or range(count)):
         words |= padded[:, value::count] << (bits * place)
     return (words & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+
+
+def dense(values: Tensor, bits: int, dim: int) -> Tensor:
+    """Return words likewise, but with no bit left over: a row is written bit by bit."""
+    if dim == 0:
+        return dense(values.T, bits, 1).T.contiguous()
+    each = values.numpy()[:, :, None] >> np.arange(bits) & 1
+    rows = each.reshape(len(values), -1).astype(np.uint8)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 32)))
+    return torch.from_numpy(np.packbits(rows, axis=1, bitorder="little").view("<i4"))
 
 
 def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Tensor]:
@@ -133,8 +167,8 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
     elif form.names.startswith("gptq"):
         stored = zeros if form.names == "gptq_v2" else zeros - 1
         found = {
-            "qweight": packed(integers.T, form.bits, 0),
-            "qzeros": packed(stored.T, form.bits, 1),
+            "qweight": dense(integers.T, form.bits, 0),
+            "qzeros": dense(stored.T, form.bits, 1),
             "scales": scales.T.contiguous(),
             "g_idx": groups.int(),
         }
@@ -146,12 +180,13 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
             if not form.symmetric:
                 found["weight_zero_point"] = (zeros - middle).to(torch.int8)
         else:
+            pack = packed if form.left_over else dense
             found |= {
-                "weight_packed": packed(integers, form.bits, 1),
+                "weight_packed": pack(integers, form.bits, 1),
                 "weight_shape": torch.tensor(weight.shape),
             }
             if not form.symmetric:
-                found["weight_zero_point"] = packed(zeros, form.bits, 0)
+                found["weight_zero_point"] = pack(zeros, form.bits, 0)
             if form.ordered:
                 found["weight_g_idx"] = groups.int()
     return {f"{layer}.{name}": tensor for name, tensor in found.items()}, numbers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,13 @@ def test_every_kind_of_model_is_loaded_as_its_numbers(kind: str, form: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"), [("gemma2", "awq"), ("qwen3_moe", "gptq in act order"), ("qwen3_moe", "bytes")]
+    ("kind", "form"),
+    [
+        ("gemma2", "awq"),
+        ("qwen3_moe", "gptq in act order"),
+        ("qwen3_moe", "bytes"),
+        ("gemma2", "gptq, 3 bits"),
+    ],
 )
 def test_ranks_expand_their_shares(kind: str, form: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
@@ -92,6 +99,22 @@ def test_rows_of_words_that_are_not_full(tmp_path: Path) -> None:
     assert torch.equal(file.get_tensor("layer.weight"), numbers)
 
 
+@pytest.mark.parametrize("left_over", [False, True])
+def test_rows_of_integers_that_do_not_fill_words(left_over: bool, tmp_path: Path) -> None:
+    """Of 3 bits words have ten each and bits left over, or none: the number of words tells."""
+    form = replace(FORMS["packed groups of 3 bits with zero points"], left_over=left_over)
+    tensors, numbers = parts_of("layer", torch.randn(35, 64), form)
+    save_file(tensors, tmp_path / "layer.safetensors")
+    packed = read_quantised({"quantization_config": form.config}, "")
+    assert isinstance(packed, Packed)
+    (file,) = expand_packed([open_weights(tmp_path / "layer.safetensors")], packed, torch.float32, CPU)
+    assert torch.equal(file.get_tensor("layer.weight"), numbers)
+    tensors, _ = parts_of("layer", torch.randn(35, 45), form)  # five words either way
+    save_file(tensors, tmp_path / "layer.safetensors")
+    with pytest.raises(ValueError, match=r"words of shape \[35, 5\] may be more than one kind of"):
+        expand_packed([open_weights(tmp_path / "layer.safetensors")], packed, torch.float32, CPU)
+
+
 def test_a_start_says_in_how_many_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quantised, plain = save_packed("llama", FORMS["awq"], tmp_path)
     with caplog.at_level(logging.INFO, "quire.engine"):
@@ -104,7 +127,7 @@ def test_a_start_says_in_how_many_bytes(tmp_path: Path, caplog: pytest.LogCaptur
 
 GROUPS = compressed("pack-quantized", strategy="group", group_size=32)
 REFUSED: dict[str, dict[str, Any]] = {
-    "bits 3, which may be 2 or 4 or 8": gptq(bits=3),
+    "bits 5, which may be 2 or 3 or 4 or 8": gptq(bits=5),
     "bits None": {"quant_method": "gptq"},
     "the checkpoint_format 'exllama'": gptq(checkpoint_format="exllama"),
     "the checkpoint_format 'bitblas'": gptq(format="bitblas"),
@@ -115,7 +138,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "bits 8, which may be 4": awq(bits=8),
     "the version 'gemv'": awq(version="GEMV"),
     "the format 'marlin-24'": GROUPS | {"format": "marlin-24"},
-    "group_0: num_bits 3": compressed("pack-quantized", strategy="group", group_size=32, num_bits=3),
+    "group_0: num_bits 9": compressed("pack-quantized", strategy="group", group_size=32, num_bits=9),
     "group_0: the strategy 'block'": compressed("pack-quantized", strategy="block"),
     "group_size None": compressed("pack-quantized", strategy="group"),
     "a kv_cache_scheme": GROUPS | {"kv_cache_scheme": {"num_bits": 8}},
