@@ -10,7 +10,9 @@ import torch
 from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
-from quire.engine.models.nvfp4_files import expand_nvfp4
+from quire.engine.models.modelopt import ModelOpt
+from quire.engine.models.modelopt_files import expand_modelopt
+from quire.engine.models.nvfp4_files import OF_COMPRESSED, expand_nvfp4
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
 from quire.engine.models.quantisation import BITSANDBYTES, MXFP4, NVFP4, Quantised
@@ -33,14 +35,24 @@ def expand_files(
     if quantised == BITSANDBYTES:
         return list(expand_bitsandbytes(files, dtype, device))
     if quantised == NVFP4:
-        return list(expand_nvfp4(files, dtype, device))
+        return list(expand_nvfp4(files, OF_COMPRESSED, dtype, device))
+    if isinstance(quantised, ModelOpt):
+        return list(expand_modelopt(files, quantised, dtype, device))
     return files
 
 
 def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
     """Log in how many times their bytes weights are held."""
     name = str(dtype).removeprefix("torch.")
-    if isinstance(quantised, Float8):
+    if isinstance(quantised, ModelOpt):
+        tell_expanded(quantised.weights, dtype)
+        if quantised.cache:
+            logger.info(
+                "ModelOpt measured scales for a KV cache of %s; they are not used: the cache has the format "
+                "of --kv-cache-dtype",
+                quantised.cache,
+            )
+    elif isinstance(quantised, Float8):
         logger.info(
             "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
             "times the bytes; activations are not rounded to 8 bits, as they would be in products of FP8",

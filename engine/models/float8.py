@@ -36,9 +36,11 @@ class Float8:
         if len(weight) < 2:
             return None
         *stack, rows, columns = weight
-        block = self.block
-        if block is not None and scales == [*stack, -(-rows // block.rows), -(-columns // block.columns)]:
-            return block
+        if (block := self.block) is not None:
+            of_rows, of_columns = -(-rows // block.rows), -(-columns // block.columns)
+            # The second as ModelOpt has them.
+            if scales in ([*stack, of_rows, of_columns], [*stack, of_rows, 1, of_columns, 1]):
+                return block
         if self.row and scales in ([*stack, rows, 1], [*stack, rows]):
             return Block(1, columns)
         each = [stack, [*stack, 1], [*stack, 1, 1]]

@@ -10,6 +10,7 @@ from typing import Any
 from quire.engine.models.config import MAX_HEAD_DIM, Activation, Dtype, ModelConfig
 from quire.engine.models.dtype_names import FIELDS, usual_name
 from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.modelopt import with_modelopt
 from quire.engine.models.pooling import causal_name
 from quire.engine.models.quantisation import read_quantised
 from quire.engine.models.quantisation_config import quantisation_of
@@ -40,6 +41,7 @@ def read_native(folder: str | Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     if raw is None:
         raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
+    raw = with_modelopt(folder, raw)
     fields = Fields(raw, str(folder / "config.json"))
     names = raw.get("architectures")
     given = names[0] if isinstance(names, list) and names else None

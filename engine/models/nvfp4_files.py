@@ -1,8 +1,9 @@
 """Safetensors files with weights in NVFP4, read as if they had the numbers that those stand for.
 
-As compressed-tensors has them: of a weight [outputs, inputs] there are `weight_packed` [outputs, inputs / 2],
-bytes of two 4-bit floats each, the lower one first; `weight_scale` [outputs, inputs / 16], an 8-bit float for
-16 numbers each; and `weight_global_scale` [1], by which all of these are divided.
+Of a weight [outputs, inputs] there are bytes [outputs, inputs / 2] of two 4-bit floats each, the lower one
+first; an 8-bit float for 16 numbers each [outputs, inputs / 16]; and one number for all of these, by which
+compressed-tensors has them divided, and ModelOpt multiplied. ModelOpt may have one for each input as well, by
+which that is multiplied before (its AWQ).
 """
 
 from __future__ import annotations
@@ -18,23 +19,44 @@ from quire.engine.models.mxfp4_files import FOURS
 from quire.engine.models.weight_files import listed
 
 IN_A_BLOCK = 16
-_PACKED, _SCALES, _GLOBAL = "weight_packed", "weight_scale", "weight_global_scale"
 _OF_ACTIVATIONS = ("input_global_scale", "input_scale")
-_KINDS = {_PACKED: "U8", _SCALES: "F8_E4M3", _GLOBAL: "F32"}  # as safetensors names them
+_PACKED, _SCALES, _ALL = "U8", "F8_E4M3", "F32"  # as safetensors names them
+_FACTORS = ("F32", "F16", "BF16")
 _MEANINGS = torch.tensor((*FOURS, *(-each for each in FOURS)))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What files call the parts of a weight, behind its layer's name.
+
+    divisor, multiplier: of all scales, one of the two. factors: of inputs. "": files have none.
+    """
+
+    packed: str
+    scales: str
+    divisor: str = ""
+    multiplier: str = ""
+    factors: str = ""
+
+
+OF_COMPRESSED = Names("weight_packed", "weight_scale", divisor="weight_global_scale")
+OF_MODELOPT = Names("weight", "weight_scale", multiplier="weight_scale_2", factors="pre_quant_scale")
 
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Tensor:
     """A weight in NVFP4, of which any part is read as the numbers that it stands for.
 
-    packed, scales: slices, as safetensors has them. dtype, device: of what is read.
+    packed, scales: slices, as safetensors has them. divisor, multiplier: of scales. factors: that inputs are
+    multiplied by, or None. dtype, device: of what is read.
     """
 
     name: str
     packed: Any
     scales: Any
     divisor: float
+    multiplier: float
+    factors: Any
     dtype: torch.dtype
     device: torch.device
 
@@ -56,13 +78,17 @@ class Nvfp4Tensor:
             rows = slice(row, min(row + step, last))
             pairs = self.packed[rows, begin // 2 : -(-end // 2)].to(self.device)
             codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)[:, begin % 2 :][:, : end - begin]
-            scales = self.scales[rows, :].to(self.device).float() / self.divisor
+            scales = self.scales[rows, :].to(self.device).float() / self.divisor * self.multiplier
             numbers = meanings[codes.int()] * scales[:, blocks]
+            if self.factors is not None:
+                numbers *= self.factors[begin:end].to(self.device).float()
             round_once(expanded[rows.start - first : rows.stop - first], numbers, self.name)
         return expanded
 
 
-def expand_nvfp4(files: list[Any], dtype: torch.dtype, device: torch.device) -> list[ExpandedFile]:
+def expand_nvfp4(
+    files: list[Any], names: Names, dtype: torch.dtype, device: torch.device
+) -> list[ExpandedFile]:
     """Return the files as if they had the numbers that weights stand for, in a dtype on a device.
 
     Raises ValueError for weights of which a part is missing or does not fit, by name.
@@ -72,27 +98,49 @@ def expand_nvfp4(files: list[Any], dtype: torch.dtype, device: torch.device) -> 
     hidden: set[str] = set()
     renamed: dict[str, str] = {}
     problems: list[str] = []
-    for key in held:
+    for key, file in held.items():
         layer, _, last = key.rpartition(".")
-        if last != _PACKED:
+        if last != names.packed or (last == "weight" and file.get_slice(key).get_dtype() != _PACKED):
             continue
-        names = {part: f"{layer}.{part}" for part in _KINDS}
-        beside = [names[_SCALES], names[_GLOBAL], *(f"{layer}.{each}" for each in _OF_ACTIVATIONS)]
-        hidden.update(name for name in beside if name in held)
-        renamed[key] = f"{layer}.weight"
-        if missing := [part for part, name in names.items() if name not in held]:
-            problems.append(f"{key} is there, and {' and '.join(missing)} beside it not")
-            continue
-        parts = {part: held[name].get_slice(name) for part, name in names.items()}
-        kinds = {part: each.get_dtype() for part, each in parts.items()}
-        (*shape, pairs), scales = parts[_PACKED].get_shape(), parts[_SCALES].get_shape()
-        if kinds != _KINDS:
-            problems.append(f"{key}: its parts hold {kinds}, not {_KINDS}")
-        elif len(shape) != 1 or 2 * pairs % IN_A_BLOCK or scales != [*shape, 2 * pairs // IN_A_BLOCK]:
-            problems.append(f"{key} has shape {[*shape, pairs]}, and {_SCALES} {scales}")
-        else:
-            divisor = float(held[names[_GLOBAL]].get_tensor(names[_GLOBAL]))
-            expanded[renamed[key]] = Nvfp4Tensor(key, parts[_PACKED], parts[_SCALES], divisor, dtype, device)
+        others = (names.scales, names.divisor, names.multiplier, names.factors, *_OF_ACTIVATIONS)
+        beside = {other: held[name] for other in others if (name := f"{layer}.{other}") in held}
+        hidden.update(f"{layer}.{other}" for other in beside)
+        renamed[key] = name = f"{layer}.weight"
+        try:
+            expanded[name] = _tensor(key, layer, names, held, dtype, device)
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
     if problems:
         raise ValueError(f"weights in NVFP4 cannot be read: {listed(problems)}")
     return [ExpandedFile(file, expanded, hidden, renamed) for file in files]
+
+
+def _tensor(
+    key: str, layer: str, names: Names, held: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> Nvfp4Tensor:
+    """Return a weight. Raises ValueError where a part is missing or does not fit."""
+    of_all = names.divisor or names.multiplier
+    wanted = {names.packed: _PACKED, names.scales: _SCALES, of_all: _ALL}
+    parts = {part: held[name].get_slice(name) for part in wanted if (name := f"{layer}.{part}") in held}
+    if missing := [part for part in wanted if part not in parts]:
+        raise ValueError(f"it is there, and {' and '.join(missing)} beside it not")
+    kinds = {part: each.get_dtype() for part, each in parts.items()}
+    if kinds != wanted:
+        raise ValueError(f"its parts hold {kinds}, not {wanted}")
+    (*shape, pairs), scales = parts[names.packed].get_shape(), parts[names.scales].get_shape()
+    inputs, of_all_shape = 2 * pairs, parts[of_all].get_shape()
+    if len(shape) != 1 or inputs % IN_A_BLOCK or scales != [*shape, inputs // IN_A_BLOCK]:
+        raise ValueError(f"it has shape {[*shape, pairs]}, and {names.scales} {scales}")
+    if of_all_shape not in ([], [1]):
+        raise ValueError(f"{of_all} has shape {of_all_shape}; it must be one number")
+    factors, name = None, f"{layer}.{names.factors}"
+    if names.factors and name in held:
+        factors = held[name].get_slice(name)
+        if factors.get_shape() != [inputs] or factors.get_dtype() not in _FACTORS:
+            told = f"{factors.get_dtype()} of shape {factors.get_shape()}"
+            raise ValueError(f"{names.factors} holds {told}, and there are {inputs} inputs")
+    one = float(held[f"{layer}.{of_all}"].get_tensor(f"{layer}.{of_all}"))
+    divisor, multiplier = (one, 1.0) if names.divisor else (1.0, one)
+    return Nvfp4Tensor(
+        key, parts[names.packed], parts[names.scales], divisor, multiplier, factors, dtype, device
+    )

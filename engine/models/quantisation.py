@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, TypeAlias
 
 from quire.engine.models.float8 import Float8, read_compressed_floats, read_fp8
+from quire.engine.models.modelopt import NAME, ModelOpt, read_modelopt
 from quire.engine.models.packed import Packed, read_awq, read_compressed_integers, read_gptq
 from quire.engine.models.quantisation_config import (
     compressed_groups,
@@ -18,7 +19,7 @@ from quire.engine.models.quantisation_config import (
 MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
-Quantised: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "nvfp4", "mxfp4"]
+Quantised: TypeAlias = Float8 | Packed | ModelOpt | Literal["bitsandbytes", "nvfp4", "mxfp4"]
 _NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
 _OF_NVFP4 = {"type": "float", "num_bits": 4, "group_size": 16}
 _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
@@ -39,6 +40,8 @@ def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
     method = method_of(raw)
     if method == BITSANDBYTES:
         return BITSANDBYTES
+    if method == NAME:
+        return read_modelopt(given, where)
     if method not in (*_READERS, "compressed-tensors"):
         raise refused(where, f"the method {method!r}")
     if given.get("kv_cache_scheme") is not None:

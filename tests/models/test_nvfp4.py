@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.engine.models import expanded_file
-from quire.engine.models.nvfp4_files import IN_A_BLOCK, expand_nvfp4
+from quire.engine.models.nvfp4_files import IN_A_BLOCK, OF_COMPRESSED, expand_nvfp4
 from quire.engine.models.quantisation import NVFP4
 from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
@@ -84,7 +84,9 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors, numbers = parts_of("layer", torch.empty(73, 160))
     save_file(tensors, tmp_path / "layer.safetensors")
-    (file,) = expand_nvfp4([open_weights(tmp_path / "layer.safetensors")], torch.bfloat16, device)
+    (file,) = expand_nvfp4(
+        [open_weights(tmp_path / "layer.safetensors")], OF_COMPRESSED, torch.bfloat16, device
+    )
     assert file.offset_keys() == ["layer.weight"]
     read = file.get_slice("layer.weight")[part or ...]
     assert read.device.type == device.type

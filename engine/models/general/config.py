@@ -20,6 +20,7 @@ from quire.engine.models.general.own_attention import chosen_tokens, why_undivid
 from quire.engine.models.general.stateful import StateRecorder
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.models.json_fields import Fields, read_json
+from quire.engine.models.modelopt import with_modelopt
 from quire.engine.models.quantisation import MXFP4, Quantised, read_quantised
 from quire.engine.models.quantisation_config import method_of
 from quire.kernels.formats.state_spec import LayerStates
@@ -39,7 +40,7 @@ _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "
 def read_general(folder: Path) -> ModelConfig:
     """Return the shape of the model in a folder. Raises ValueError that says why it cannot run."""
     where = str(folder / "config.json")
-    raw = read_json(folder / "config.json") or {}
+    raw = with_modelopt(folder, read_json(folder / "config.json") or {})
     whole = read_described(folder)
     config = whole.get_text_config(decoder=True)
     kind = type(whole).model_type
