@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from quire.engine.models.quantisation_config import refuse_formats, refused, strategy_of
+from quire.engine.models.quantisation_config import object_of, refuse_formats, refused, strategy_of
 
 BITS = (2, 3, 4, 5, 6, 7, 8)  # of an integer
 _GPTQ_BITS = (2, 3, 4, 8)  # of others GPTQModel has the higher bits in words of their own
 Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed", "modelopt"]
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")  # of compressed-tensors
 _GPTQ_FORMS: dict[str, Form] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
+_AUTO_ROUND_FORMS: dict[str, Form] = {
+    "auto": "gptq",  # as AutoRound reads folders that do not tell
+    "auto_round:gptq": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:awq": "awq",
+    "auto_round:auto_awq": "awq",
+}
+_NOT_QUANTISED = (16, 32)  # bits
+_ROTATIONS = ("rotation_config", "transform_config", "hadamard_config", "spinquant_config")  # of inputs
 _ALL = -1  # a group_size: all inputs
 
 
@@ -33,8 +45,18 @@ class Packed:
 
     def group_of(self, inputs: int, count: int) -> int | None:
         """Return how many inputs a group has, if there are so many of both; None if that cannot be."""
-        sizes = (size or inputs for size in self.groups)
-        return next((size for size in sizes if -(-inputs // size) == count), None)
+        sizes = {min(size, inputs) or inputs for size in self.groups}
+        found = [size for size in sizes if -(-inputs // size) == count]
+        return found[0] if len(found) == 1 else None  # else two sizes would have groups end elsewhere
+
+    def with_layers(self, layers: Iterable[Packed]) -> Packed:
+        """Return what layers with bits and groups of their own may have, too: files tell which they do."""
+        every = [self, *layers]
+        bits, groups = (
+            {each for one in every for each in one.bits},
+            {each for one in every for each in one.groups},
+        )
+        return replace(self, bits=tuple(sorted(bits)), groups=tuple(sorted(groups)))
 
 
 def read_gptq(given: dict[str, Any], where: str) -> Packed:
@@ -46,8 +68,14 @@ def read_gptq(given: dict[str, Any], where: str) -> Packed:
         raise refused(where, f"the checkpoint_format {named!r}")
     if given.get("pack_dtype", "int32") != "int32":
         raise refused(where, f"the pack_dtype {given['pack_dtype']!r}")
-    return Packed(
+    whole = Packed(
         _GPTQ_FORMS[form], _bits(given.get("bits"), "bits", _GPTQ_BITS, where), _group(given, where)
+    )
+    own = object_of(given, "dynamic")
+    quantised = [name for name in own if not name.startswith("-:")]
+    return whole.with_layers(
+        read_gptq(given | object_of(own, name) | {"dynamic": None}, f"{where} of {name}")
+        for name in quantised
     )
 
 
@@ -58,6 +86,28 @@ def read_awq(given: dict[str, Any], where: str) -> Packed:
         raise refused(where, f"the version {version!r}")
     bits = given.get("bits", given.get("w_bit"))
     return Packed("awq", _bits(bits, "bits", (4,), where), _group(given, where, "q_group_size"))
+
+
+def read_auto_round(given: dict[str, Any], where: str) -> Packed:
+    """Read a quantization_config of the method auto-round, as AutoRound writes it for integers."""
+    packing = given.get("packing_format") or given.get("backend") or "auto"
+    form = _AUTO_ROUND_FORMS.get(str(packing))
+    if form is None:
+        raise refused(where, f"the packing_format {packing!r}")
+    if (given.get("data_type") or "int") not in ("int", "int_sym", "int_asym"):
+        raise refused(where, f"the data_type {given['data_type']!r}")
+    if given.get("act_bits") not in (None, *_NOT_QUANTISED):
+        raise refused(where, f"act_bits {given['act_bits']!r}")
+    if rotations := [name for name in _ROTATIONS if given.get(name)]:
+        raise refused(where, f"a {rotations[0]}")
+    bits = _bits(given.get("bits"), "bits", (4,) if form == "awq" else BITS, where)
+    own = object_of(given, "extra_config")
+    layers = {name: given | object_of(own, name) | {"extra_config": None} for name in own}
+    return Packed(form, bits, _group(given, where)).with_layers(
+        read_auto_round(fields, f"{where} of {name}")
+        for name, fields in layers.items()
+        if fields.get("bits") not in _NOT_QUANTISED
+    )
 
 
 def read_compressed_integers(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> Packed:

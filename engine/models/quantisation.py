@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from quire.engine.models.float8 import Float8, read_compressed_floats, read_fp8
 from quire.engine.models.modelopt import NAME, ModelOpt, read_modelopt
-from quire.engine.models.packed import Packed, read_awq, read_compressed_integers, read_gptq
+from quire.engine.models.packed import Packed, read_auto_round, read_awq, read_compressed_integers, read_gptq
 from quire.engine.models.quantisation_config import (
     compressed_groups,
     method_of,
@@ -26,6 +26,8 @@ _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
     "fp8": read_fp8,
     "gptq": read_gptq,
     "awq": read_awq,
+    "auto-round": read_auto_round,
+    "intel/auto-round": read_auto_round,  # as older ones call it
 }
 
 

@@ -41,6 +41,11 @@ def awq(**fields: Any) -> dict[str, Any]:
     return given | fields
 
 
+def auto_round(packing: str, **fields: Any) -> dict[str, Any]:
+    given = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False, "data_type": "int"}
+    return given | {"packing_format": packing, "autoround_version": "0.8.0"} | fields
+
+
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     """Return a quantization_config as compressed-tensors writes it for integers."""
     given = {"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False, "group_size": None}
@@ -66,6 +71,15 @@ FORMS = {
     "gptq v2": Form(gptq(checkpoint_format="gptq_v2", sym=False), "gptq_v2"),
     "awq": Form(awq(), "awq"),
     "awq, a group": Form(awq(group_size=-1), "awq", group=0),
+    "auto-round": Form(auto_round("auto_round"), "gptq_v2"),
+    "auto-round as gptq": Form(auto_round("auto_round:auto_gptq"), "gptq"),
+    "auto-round as gptq of old": Form(
+        auto_round("auto_round:gptq", quant_method="intel/auto-round", bits=2), "gptq", bits=2
+    ),
+    "auto-round, 3 bits": Form(auto_round("auto_round:gptqmodel", bits=3), "gptq_v2", bits=3),
+    "auto-round, 5 bits": Form(auto_round("auto_round:auto_gptq", bits=5), "gptq", bits=5),
+    "auto-round as awq": Form(auto_round("auto_round:auto_awq"), "awq"),
+    "auto-round as awq, the other name": Form(auto_round("auto_round:awq", group_size=-1), "awq", group=0),
     "packed groups": Form(
         compressed("pack-quantized", strategy="group", group_size=32), "pack-quantized", symmetric=True,
         scale_dtype=torch.bfloat16,
@@ -170,8 +184,9 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
             "qweight": dense(integers.T, form.bits, 0),
             "qzeros": dense(stored.T, form.bits, 1),
             "scales": scales.T.contiguous(),
-            "g_idx": groups.int(),
         }
+        if form.config["quant_method"] == "gptq":
+            found["g_idx"] = groups.int()
     else:
         found = {"weight_scale": scales}
         middle = 1 << (form.bits - 1)

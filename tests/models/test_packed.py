@@ -23,8 +23,8 @@ from quire.engine.models.weight_files import open_weights
 from quire.engine.parallel.fit import weight_bytes
 from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
-from tests.models.packed_folder import FORMS, awq, compressed, gptq, parts_of, save_packed
-from tests.models.quantised_folder import configure
+from tests.models.packed_folder import FORMS, auto_round, awq, compressed, gptq, parts_of, save_packed
+from tests.models.quantised_folder import configure, save_twice
 from tests.models.test_float8 import EVERY, assert_same, load
 
 QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
@@ -125,6 +125,37 @@ def test_a_start_says_in_how_many_bytes(tmp_path: Path, caplog: pytest.LogCaptur
     assert counted[0] == counted[1]
 
 
+OWN = {"lm_head": {"bits": 16, "data_type": "fp"}, ".*v_proj.*": {"bits": 8}, "o_proj": {"group_size": 80}}
+MIXED = [
+    ("auto-round as gptq", {"extra_config": OWN}),
+    ("gptq v2", {"dynamic": {"-:lm_head": {}, "+:.*v_proj.*": {"bits": 8}, "o_proj": {"group_size": 80}}}),
+]
+
+
+@pytest.mark.parametrize(("form", "fields"), MIXED)
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_layers_may_have_bits_and_groups_of_their_own(
+    kind: str, form: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of 160 inputs five groups have 32 each, and two 80."""
+    whole = replace(FORMS[form], config=FORMS[form].config | fields)
+
+    def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        layer = name.removesuffix(".weight")
+        bits = 8 if "v_proj" in name else whole.bits
+        return parts_of(layer, weight, replace(whole, bits=bits, group=80 if "o_proj" in name else 32))
+
+    quantised, plain = save_twice(kind, whole.config, quantise, tmp_path)
+    assert_same(load(quantised)[0], load(plain)[0])
+
+
+def test_groups_that_two_sizes_would_have_end_elsewhere_are_not_guessed() -> None:
+    packed = Packed("gptq", (4,), (96, 128))
+    assert packed.group_of(160, 2) is None
+    assert packed.group_of(384, 4) == 96
+    assert packed.group_of(80, 1) == 80
+
+
 GROUPS = compressed("pack-quantized", strategy="group", group_size=32)
 REFUSED: dict[str, dict[str, Any]] = {
     "bits 5, which may be 2 or 3 or 4 or 8": gptq(bits=5),
@@ -133,6 +164,14 @@ REFUSED: dict[str, dict[str, Any]] = {
     "the checkpoint_format 'bitblas'": gptq(format="bitblas"),
     "the checkpoint_format 'marlin'": gptq(is_marlin_format=True),
     "the pack_dtype 'int16'": gptq(pack_dtype="int16"),
+    "the packing_format 'auto_round:llm_compressor'": auto_round("auto_round:llm_compressor"),
+    "the packing_format 'auto_round:exllamav2'": auto_round("", backend="auto_round:exllamav2"),
+    "the data_type 'nv_fp'": auto_round("auto_round", data_type="nv_fp"),
+    "act_bits 8": auto_round("auto_round", act_bits=8),
+    "a rotation_config": auto_round("auto_round", rotation_config={"hadamard_type": "random"}),
+    "bits 3, which may be 4": auto_round("auto_round:awq", bits=3),
+    "bits 9, which may be 2": auto_round("auto_round", extra_config={"lm_head": {"bits": 9}}),
+    "bits 7, which may be 2": gptq(dynamic={"lm_head": {"bits": 7}}),
     "group_size 0": gptq(group_size=0),
     "group_size '128'": gptq(group_size="128"),
     "bits 8, which may be 4": awq(bits=8),
