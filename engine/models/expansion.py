@@ -10,12 +10,13 @@ import torch
 from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
+from quire.engine.models.hqq_files import expand_hqq
 from quire.engine.models.modelopt import ModelOpt
 from quire.engine.models.modelopt_files import expand_modelopt
 from quire.engine.models.nvfp4_files import OF_COMPRESSED, expand_nvfp4
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
-from quire.engine.models.quantisation import BITSANDBYTES, MXFP4, NVFP4, Quantised
+from quire.engine.models.quantisation import BITSANDBYTES, HQQ, MXFP4, NVFP4, Quantised
 
 logger = logging.getLogger("quire.engine")
 
@@ -34,6 +35,8 @@ def expand_files(
         return list(expand_packed(files, quantised, dtype, device))
     if quantised == BITSANDBYTES:
         return list(expand_bitsandbytes(files, dtype, device))
+    if quantised == HQQ:
+        return list(expand_hqq(files, dtype, device))
     if quantised == NVFP4:
         return list(expand_nvfp4(files, OF_COMPRESSED, dtype, device))
     if isinstance(quantised, ModelOpt):
@@ -75,6 +78,13 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             name,
             2 * dtype.itemsize,
             dtype.itemsize,
+        )
+    elif quantised == HQQ:
+        logger.info(
+            "weights that files have as HQQ's integers are loaded as the %s numbers that they stand for; of "
+            "4 bits in %d times the bytes; activations are not rounded",
+            name,
+            2 * dtype.itemsize,
         )
     else:
         numbers, held = (32, 17) if quantised == MXFP4 else (16, 9)  # of a block, and its bytes

@@ -19,7 +19,8 @@ from quire.engine.models.quantisation_config import (
 MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
-Quantised: TypeAlias = Float8 | Packed | ModelOpt | Literal["bitsandbytes", "nvfp4", "mxfp4"]
+HQQ: Final = "hqq"  # integers of 1 to 4 bits, or bytes: files tell
+Quantised: TypeAlias = Float8 | Packed | ModelOpt | Literal["bitsandbytes", "hqq", "nvfp4", "mxfp4"]
 _NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
 _OF_NVFP4 = {"type": "float", "num_bits": 4, "group_size": 16}
 _READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
@@ -42,6 +43,8 @@ def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
     method = method_of(raw)
     if method == BITSANDBYTES:
         return BITSANDBYTES
+    if method == HQQ:
+        return HQQ
     if method == NAME:
         return read_modelopt(given, where)
     if method not in (*_READERS, "compressed-tensors"):

@@ -39,7 +39,7 @@ def load(folder: Path, dtype: torch.dtype) -> None:
 CHANNEL = compressed(strategy="channel")
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
 REFUSED: dict[str, dict[str, Any]] = {
-    "the method 'hqq'": {"quant_method": "hqq"},
+    "the method 'torchao'": {"quant_method": "torchao"},
     "the method 'fbgemm_fp8'": {"quant_method": "fbgemm_fp8"},
     "weight_block_size [128]": fp8(weight_block_size=[128]),
     "weight_block_size [128, 0]": fp8(weight_block_size=[128, 0]),
