@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
+from quire.engine.models.expanded_file import ExpandedFile
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.hqq_files import expand_hqq
-from quire.engine.models.modelopt import ModelOpt
-from quire.engine.models.modelopt_files import expand_modelopt
-from quire.engine.models.nvfp4_files import OF_COMPRESSED, expand_nvfp4
+from quire.engine.models.measured_cache import OF_CACHES
+from quire.engine.models.modelopt import MODELOPT_NVFP4
+from quire.engine.models.nvfp4_files import OF_COMPRESSED, OF_MODELOPT, expand_nvfp4
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
-from quire.engine.models.quantisation import BITSANDBYTES, HQQ, MXFP4, NVFP4, Quantised
+from quire.engine.models.quantisation import BITSANDBYTES, HQQ, MXFP4, NVFP4, Measured, Quantised
 
 logger = logging.getLogger("quire.engine")
 
@@ -29,6 +30,10 @@ def expand_files(
     Those with weights in MXFP4 stay as they are: see `mxfp4_files.expand_mxfp4`. Raises ValueError for
     weights that do not fit, by name.
     """
+    if isinstance(quantised, Measured):
+        hidden = {name for file in files for name in file.offset_keys() if name.endswith(OF_CACHES)}
+        files = [ExpandedFile(file, {}, hidden) for file in files]
+        return expand_files(files, quantised.weights, dtype, device)
     if isinstance(quantised, Float8):
         return list(expand_float8(files, quantised, dtype, device))
     if isinstance(quantised, Packed):
@@ -39,22 +44,22 @@ def expand_files(
         return list(expand_hqq(files, dtype, device))
     if quantised == NVFP4:
         return list(expand_nvfp4(files, OF_COMPRESSED, dtype, device))
-    if isinstance(quantised, ModelOpt):
-        return list(expand_modelopt(files, quantised, dtype, device))
+    if quantised == MODELOPT_NVFP4:
+        return list(expand_nvfp4(files, OF_MODELOPT, dtype, device))
     return files
 
 
 def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
     """Log in how many times their bytes weights are held."""
     name = str(dtype).removeprefix("torch.")
-    if isinstance(quantised, ModelOpt):
-        tell_expanded(quantised.weights, dtype)
-        if quantised.cache:
-            logger.info(
-                "ModelOpt measured scales for a KV cache of %s; they are not used: the cache has the format "
-                "of --kv-cache-dtype",
-                quantised.cache,
-            )
+    if isinstance(quantised, Measured):
+        if quantised.weights is not None:
+            tell_expanded(quantised.weights, dtype)
+        logger.info(
+            "files may have scales for a KV cache of %s; they are not used: the cache has the format of "
+            "--kv-cache-dtype",
+            quantised.cache,
+        )
     elif isinstance(quantised, Float8):
         logger.info(
             "weights that files have as 8-bit floats are loaded as the %s numbers that they stand for, in %d "
@@ -91,7 +96,7 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
         logger.info(
             "weights that files have in %s are loaded as the %s numbers that they stand for, in %.1f "
             "times the bytes",
-            quantised.upper(),
+            "MXFP4" if quantised == MXFP4 else "NVFP4",
             name,
             dtype.itemsize * numbers / held,
         )

@@ -54,6 +54,11 @@ def read_fp8(given: dict[str, Any], where: str) -> Float8:
     return Float8(block=_block(given["weight_block_size"], "weight_block_size", where))
 
 
+def read_fbgemm(given: dict[str, Any], where: str) -> Float8:
+    """Read a quantization_config of the method fbgemm_fp8, which has one way."""
+    return Float8(row=True)
+
+
 def read_compressed_floats(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> Float8:
     """Read a quantization_config of compressed-tensors whose groups have weights of floats."""
     refuse_formats(given, _FORMATS, where)

@@ -16,7 +16,7 @@ from quire.engine.models.weight_files import listed
 FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
 _SCALE_TYPES = ("F32", "F16", "BF16")
-_OF_ACTIVATIONS = ("input_scale", "activation_scale")
+_OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
 
 
 @dataclass(frozen=True, slots=True)

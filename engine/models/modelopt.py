@@ -1,38 +1,26 @@
 """How a folder of NVIDIA's ModelOpt has its weights quantised. Imports neither torch nor transformers.
 
-A file of its own tells, and config.json as well since a while, as compressed-tensors' does with the
-`quant_algo` beside, but not the sizes of all groups.
+A file of its own tells. By now config.json tells as well, as compressed-tensors' does with the `quant_algo`
+beside, but of some not the sizes of groups.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.packed import Packed
 from quire.engine.models.quantisation_config import method_of, object_of, quantisation_of, refused
 
-NAME: Final = "modelopt"
+MODELOPT: Final = "modelopt"
+MODELOPT_NVFP4: Final = "modelopt_nvfp4"  # floats of 4 bits in blocks of 16, under names of its own
 _FILE, _OWN = "hf_quant_config.json", "quantization"  # the second: an object in the file
 _GROUP = 128  # inputs that have a scale, and rows and columns of a block, where nothing tells
 _FOURS = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "NVFP4_AWQ")
 _BLOCKS = ("FP8_PB_WO", "FP8_PB_REAL")
 _BYTES = ("W8A16", "W8A8_SQ_PER_CHANNEL")
-Weights: TypeAlias = Float8 | Packed | Literal["nvfp4"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOpt:
-    """Weights as ModelOpt has them.
-
-    cache: the kind of numbers that it has measured scales of keys and values for; "": none.
-    """
-
-    weights: Weights
-    cache: str = ""
 
 
 def with_modelopt(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
@@ -40,22 +28,23 @@ def with_modelopt(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
 
     What config.json says goes first. Raises ValueError for a file that holds no object.
     """
-    if quantisation_of(raw) and method_of(raw) != NAME:
+    if quantisation_of(raw) and method_of(raw) != MODELOPT:
         return raw
     given = object_of(read_json(folder / _FILE) or {}, _OWN)
-    if not given.get("quant_algo"):  # all is as it was, or only the cache is quantised
+    if not given:
         return raw
-    return raw | {"quantization_config": given | quantisation_of(raw) | {"quant_method": NAME}}
+    return raw | {"quantization_config": given | quantisation_of(raw) | {"quant_method": MODELOPT}}
 
 
-def read_modelopt(given: dict[str, Any], where: str) -> ModelOpt:
-    """Read a quantization_config of the method modelopt, or what its own file says."""
+def read_modelopt(given: dict[str, Any], where: str) -> Float8 | Packed | Literal["modelopt_nvfp4"] | None:
+    """Read a quantization_config of the method modelopt, or what its own file says.
+
+    None: weights are as they were, and at most a cache is to be quantised.
+    """
     fields = object_of(given, _OWN) or given
-    return ModelOpt(_weights(fields, where), _cache(fields))
-
-
-def _weights(fields: dict[str, Any], where: str) -> Weights:
     named = fields.get("quant_algo")
+    if named is None:
+        return None
     algorithm = str(named).upper()  # which some versions write in small letters
     if algorithm == "FP8":
         return Float8(row=True, matrix=True)
@@ -67,11 +56,11 @@ def _weights(fields: dict[str, Any], where: str) -> Weights:
     if algorithm in _FOURS:
         if _group(fields, 16, where) != 16:
             raise refused(where, f"{algorithm} in groups of {_group(fields, 16, where)}")
-        return "nvfp4"
+        return MODELOPT_NVFP4
     if algorithm == "W4A16_AWQ":
-        return Packed(NAME, (4,), (_group(fields, _GROUP, where),), zero_points=False)
+        return Packed(MODELOPT, (4,), (_group(fields, _GROUP, where),), zero_points=False)
     if algorithm in _BYTES:
-        return Packed(NAME, (8,), (0,), zero_points=False)
+        return Packed(MODELOPT, (8,), (0,), zero_points=False)
     raise refused(where, f"ModelOpt's quant_algo {named!r}")
 
 
@@ -83,11 +72,3 @@ def _group(fields: dict[str, Any], default: int, where: str) -> int:
     if len(found) > 1 or any(type(size) is not int or size < 1 for size in found):
         raise refused(where, f"a group_size of {' and '.join(sorted(map(repr, found)))}")
     return next(iter(found), default)
-
-
-def _cache(fields: dict[str, Any]) -> str:
-    """Return what a cache would have: a name, or compressed-tensors' kind and bits."""
-    scheme = fields.get("kv_cache_quant_algo") or fields.get("kv_cache_scheme")
-    if isinstance(scheme, dict):
-        return f"{scheme.get('type', 'int')}s of {scheme.get('num_bits', 8)} bits"
-    return str(scheme or "")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from quire.engine.models.float8 import Float8, read_compressed_floats, read_fp8
-from quire.engine.models.modelopt import NAME, ModelOpt, read_modelopt
+from quire.engine.models.float8 import Float8, read_compressed_floats, read_fbgemm, read_fp8
+from quire.engine.models.measured_cache import measured_cache
+from quire.engine.models.modelopt import MODELOPT, read_modelopt
 from quire.engine.models.packed import Packed, read_auto_round, read_awq, read_compressed_integers, read_gptq
 from quire.engine.models.quantisation_config import (
     compressed_groups,
@@ -20,16 +22,32 @@ MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
 HQQ: Final = "hqq"  # integers of 1 to 4 bits, or bytes: files tell
-Quantised: TypeAlias = Float8 | Packed | ModelOpt | Literal["bitsandbytes", "hqq", "nvfp4", "mxfp4"]
+Weights: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4"]
 _NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
 _OF_NVFP4 = {"type": "float", "num_bits": 4, "group_size": 16}
-_READERS: dict[str, Callable[[dict[str, Any], str], Float8 | Packed]] = {
+_READERS: dict[str, Callable[[dict[str, Any], str], Weights | None]] = {
     "fp8": read_fp8,
+    "fbgemm_fp8": read_fbgemm,
     "gptq": read_gptq,
     "awq": read_awq,
+    MODELOPT: read_modelopt,
     "auto-round": read_auto_round,
     "intel/auto-round": read_auto_round,  # as older ones call it
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Weights beside scales of keys and values, which were measured for a cache of few bits.
+
+    weights: how they are quantised; None: they are not. cache: what numbers the scales are for, in words.
+    """
+
+    weights: Weights | None
+    cache: str
+
+
+Quantised: TypeAlias = Weights | Measured
 
 
 def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
@@ -40,19 +58,19 @@ def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:
     given = quantisation_of(raw)
     if not given:
         return None
-    method = method_of(raw)
+    weights, cache = _read_weights(given, method_of(raw), where), measured_cache(given)
+    return Measured(weights, cache) if cache else weights
+
+
+def _read_weights(given: dict[str, Any], method: str, where: str) -> Weights | None:
     if method == BITSANDBYTES:
         return BITSANDBYTES
     if method == HQQ:
         return HQQ
-    if method == NAME:
-        return read_modelopt(given, where)
-    if method not in (*_READERS, "compressed-tensors"):
-        raise refused(where, f"the method {method!r}")
-    if given.get("kv_cache_scheme") is not None:
-        raise refused(where, "a kv_cache_scheme, which --kv-cache-dtype does not follow")
     if method in _READERS:
         return _READERS[method](given, where)
+    if method != "compressed-tensors":
+        raise refused(where, f"the method {method!r}")
     groups = compressed_groups(given, where)
     kinds = {weights.get("type", "int") for weights in groups.values()}
     if kinds == {"int"}:

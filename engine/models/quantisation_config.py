@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 _LOADED = (
-    "8-bit floats are loaded, by the methods fp8, compressed-tensors and modelopt, integers by gptq, awq, "
-    "auto-round, compressed-tensors, modelopt and hqq, what bitsandbytes has, NVFP4 by compressed-tensors "
-    "and modelopt, and gpt-oss's MXFP4"
+    "8-bit floats are loaded, by the methods fp8, fbgemm_fp8, compressed-tensors and modelopt, integers by "
+    "gptq, awq, auto-round, compressed-tensors, modelopt and hqq, what bitsandbytes has, NVFP4 by "
+    "compressed-tensors and modelopt, and gpt-oss's MXFP4"
 )
 
 

@@ -61,6 +61,10 @@ FORMS = {
         0, 0, "_scale_inv", dims=0, dtype=torch.bfloat16, beside=("activation_scale",),
     ),
     "rows": Form(fp8(), 1, 0),
+    "rows of fbgemm": Form(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        1, 0, beside=("input_scale_ub",),
+    ),
     "rows in vectors": Form(fp8(), 1, 0, dims=1),
     "compressed blocks": Form(compressed(strategy="block", block_structure=[48, 80]), 48, 80),
     "compressed matrices": Form(

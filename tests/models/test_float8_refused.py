@@ -40,11 +40,9 @@ CHANNEL = compressed(strategy="channel")
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
 REFUSED: dict[str, dict[str, Any]] = {
     "the method 'torchao'": {"quant_method": "torchao"},
-    "the method 'fbgemm_fp8'": {"quant_method": "fbgemm_fp8"},
+    "the method 'quark'": {"quant_method": "quark"},
     "weight_block_size [128]": fp8(weight_block_size=[128]),
     "weight_block_size [128, 0]": fp8(weight_block_size=[128, 0]),
-    "a kv_cache_scheme": fp8(kv_cache_scheme="static"),
-    "a kv_cache_scheme, ": CHANNEL | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     "no config_groups": compressed() | {"config_groups": {}},
     "group_0: no weights": compressed() | {"config_groups": {"group_0": {"weights": None}}},
     "group_1: no weights": compressed() | {"config_groups": {"group_1": "FP8"}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quire.engine.models import expanded_file
-from quire.engine.models.modelopt import ModelOpt
-from quire.engine.models.modelopt_files import expand_modelopt
+from quire.engine.models.expansion import expand_files
+from quire.engine.models.float8 import Float8
 from quire.engine.models.quantisation import read_quantised
 from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
@@ -32,7 +31,6 @@ QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_every_form_is_loaded_as_its_numbers(kind: str, form: str, tmp_path: Path) -> None:
     quantised, plain = save_modelopt(kind, FORMS[form], tmp_path)
-    assert isinstance(read_model(quantised).quantised, ModelOpt)
     assert_same(load(quantised)[0], load(plain)[0])
 
 
@@ -67,35 +65,18 @@ def test_any_part_of_a_weight_is_read_as_its_numbers(
     tensors, numbers = parts_by(FORMS[form], "layer", torch.randn(72, 160))
     save_file(tensors, tmp_path / "layer.safetensors")
     given = FORMS[form].own | FORMS[form].config
-    modelopt = read_quantised({"quantization_config": given}, "")
-    assert isinstance(modelopt, ModelOpt)
+    quantised = read_quantised({"quantization_config": given}, "")
     files = [open_weights(tmp_path / "layer.safetensors")]
-    (file,) = expand_modelopt(files, modelopt, torch.bfloat16, device)
+    (file,) = expand_files(files, quantised, torch.bfloat16, device)
     assert file.offset_keys() == ["layer.weight"]
     read = file.get_slice("layer.weight")[part or ...]
     assert read.device.type == device.type
     assert torch.equal(read.cpu(), numbers[part].bfloat16())
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
-def test_scales_of_a_cache_are_not_used(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The cache has the format that is asked for, and a start says so."""
-    quantised, plain = save_modelopt(kind, FORMS["matrices"], tmp_path)
-    tell(quantised, FORMS["matrices"].own | {"kv_cache_quant_algo": "FP8"})
-    tensors = load_file(quantised / "model.safetensors")
-    attention = "model.layers.0.self_attn"
-    for name in ("k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale", "k_proj.k_bias", "v_proj.v_bias"):
-        tensors[f"{attention}.{name}"] = torch.tensor(0.5)
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
-    with caplog.at_level(logging.INFO, "quire.engine"):
-        assert_same(load(quantised)[0], load(plain)[0])
-    assert "scales for a KV cache of FP8; they are not used: the cache has the format of" in caplog.text
-    assert "8-bit floats are loaded as the float32 numbers that they stand for" in caplog.text
-
-
-def test_a_cache_alone_is_no_quantisation_of_weights(tmp_path: Path) -> None:
+def test_a_file_that_tells_of_nothing_changes_nothing(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
-    tell(tmp_path, {"quant_algo": None, "kv_cache_quant_algo": "FP8"})
+    tell(tmp_path, {"quant_algo": None, "kv_cache_quant_algo": None})
     assert read_model(tmp_path).quantised is None
 
 
@@ -103,7 +84,7 @@ def test_another_method_does_not_ask_the_file(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     configure(tmp_path, {"quant_method": "fp8"})
     tell(tmp_path, FORMS["fours"].own)
-    assert not isinstance(read_model(tmp_path).quantised, ModelOpt)
+    assert isinstance(read_model(tmp_path).quantised, Float8)
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -180,7 +180,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "group_0: num_bits 9": compressed("pack-quantized", strategy="group", group_size=32, num_bits=9),
     "group_0: the strategy 'block'": compressed("pack-quantized", strategy="block"),
     "group_size None": compressed("pack-quantized", strategy="group"),
-    "a kv_cache_scheme": GROUPS | {"kv_cache_scheme": {"num_bits": 8}},
     "the format 'float-quantized'": GROUPS | {"format": "float-quantized"},
 }
 
