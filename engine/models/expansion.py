@@ -11,13 +11,21 @@ from quire.engine.models.bitsandbytes_files import expand_bitsandbytes
 from quire.engine.models.expanded_file import ExpandedFile
 from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
+from quire.engine.models.fours_files import OF_COMPRESSED, OF_MODELOPT, OF_MXFP4, expand_fours
 from quire.engine.models.hqq_files import expand_hqq
 from quire.engine.models.measured_cache import OF_CACHES
 from quire.engine.models.modelopt import MODELOPT_NVFP4
-from quire.engine.models.nvfp4_files import OF_COMPRESSED, OF_MODELOPT, expand_nvfp4
 from quire.engine.models.packed import Packed
 from quire.engine.models.packed_files import expand_packed
-from quire.engine.models.quantisation import BITSANDBYTES, HQQ, MXFP4, NVFP4, Measured, Quantised
+from quire.engine.models.quantisation import (
+    BITSANDBYTES,
+    COMPRESSED_MXFP4,
+    HQQ,
+    MXFP4,
+    NVFP4,
+    Measured,
+    Quantised,
+)
 
 logger = logging.getLogger("quire.engine")
 
@@ -43,9 +51,11 @@ def expand_files(
     if quantised == HQQ:
         return list(expand_hqq(files, dtype, device))
     if quantised == NVFP4:
-        return list(expand_nvfp4(files, OF_COMPRESSED, dtype, device))
+        return list(expand_fours(files, OF_COMPRESSED, dtype, device))
+    if quantised == COMPRESSED_MXFP4:
+        return list(expand_fours(files, OF_MXFP4, dtype, device))
     if quantised == MODELOPT_NVFP4:
-        return list(expand_nvfp4(files, OF_MODELOPT, dtype, device))
+        return list(expand_fours(files, OF_MODELOPT, dtype, device))
     return files
 
 
@@ -92,11 +102,12 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             2 * dtype.itemsize,
         )
     else:
-        numbers, held = (32, 17) if quantised == MXFP4 else (16, 9)  # of a block, and its bytes
+        powers = quantised in (MXFP4, COMPRESSED_MXFP4)
+        numbers, held = (32, 17) if powers else (16, 9)  # of a block, and its bytes
         logger.info(
             "weights that files have in %s are loaded as the %s numbers that they stand for, in %.1f "
             "times the bytes",
-            "MXFP4" if quantised == MXFP4 else "NVFP4",
+            "MXFP4" if powers else "NVFP4",
             name,
             dtype.itemsize * numbers / held,
         )

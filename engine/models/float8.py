@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from quire.engine.models.quantisation_config import refuse_formats, refused, strategy_of
 
 _FORMATS = ("float-quantized", "naive-quantized")  # the second: where activations are not to be quantised
+_OF_POWERS = "mxfp8-quantized"
 
 
 class Block(NamedTuple):
@@ -21,12 +22,14 @@ class Block(NamedTuple):
 class Float8:
     """What has a scale in weights of 8-bit floats, which stand for their products with the scales.
 
-    Which weights are so is told by the files alone: those of 8-bit floats.
+    Which weights are so is told by the files alone: those of 8-bit floats. powers: scales are bytes,
+    exponents of 2 (OCP Microscaling Formats 1.0).
     """
 
     block: Block | None = None
     row: bool = False
     matrix: bool = False
+    powers: bool = False
 
     def block_of(self, weight: list[int], scales: list[int]) -> Block | None:
         """Return what one of the scales is of, by the shapes of weight and scales; None if they do not fit.
@@ -47,6 +50,9 @@ class Float8:
         return Block(rows, columns) if self.matrix and scales in each else None
 
 
+MXFP8 = Float8(block=Block(1, 32), powers=True)
+
+
 def read_fp8(given: dict[str, Any], where: str) -> Float8:
     """Read a quantization_config of the method fp8."""
     if given.get("weight_block_size") is None:
@@ -61,6 +67,13 @@ def read_fbgemm(given: dict[str, Any], where: str) -> Float8:
 
 def read_compressed_floats(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> Float8:
     """Read a quantization_config of compressed-tensors whose groups have weights of floats."""
+    if given.get("format") == _OF_POWERS:
+        refuse_formats(given, (_OF_POWERS,), where)
+        for name, weights in groups.items():
+            if [weights.get(each) for each in ("type", "num_bits", "group_size")] != ["float", 8, 32]:
+                told = f"{weights.get('num_bits')} bits in groups of {weights.get('group_size')}"
+                raise refused(where, f"{name}: weights of {told}")
+        return MXFP8
     refuse_formats(given, _FORMATS, where)
     found = [_read_group(name, weights, where) for name, weights in groups.items()]
     blocks = {each.block for each in found if each.block is not None}

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.float8 import Block, Float8
+from quire.engine.models.mxfp4_files import POWERS
 from quire.engine.models.weight_files import listed
 
 FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
-_SCALE_TYPES = ("F32", "F16", "BF16")
+_SCALE_TYPES, _POWERS = ("F32", "F16", "BF16"), ("U8",)
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
 
 
@@ -59,6 +60,8 @@ class Float8Tensor:
         *stack, rows, columns = self.get_shape()
         blocks = -(-rows // self.block.rows), -(-columns // self.block.columns)
         scales: Tensor = self.scales[...]
+        if scales.dtype == torch.uint8:
+            scales = POWERS[scales.int()]
         return scales.to(self.device, torch.float32).view(*stack, *blocks)
 
     def _expand(self, scales: Tensor, floats: Tensor, expanded: Tensor, row: int, column: int) -> None:
@@ -89,6 +92,7 @@ def expand_float8(
     expanded: dict[str, Float8Tensor] = {}
     hidden: set[str] = set()
     problems: list[str] = []
+    kinds = _POWERS if float8.powers else _SCALE_TYPES
     for name, file in held.items():
         floats = file.get_slice(name)
         if floats.get_dtype() != FLOAT8:
@@ -107,9 +111,8 @@ def expand_float8(
                 f"{found[0]} has shape {scales.get_shape()}, which quantization_config does not have for "
                 f"weights of {floats.get_shape()}"
             )
-        elif scales.get_dtype() not in _SCALE_TYPES:
-            kinds = ", ".join(_SCALE_TYPES)
-            problems.append(f"{found[0]} holds {scales.get_dtype()}; scales may be {kinds}")
+        elif scales.get_dtype() not in kinds:
+            problems.append(f"{found[0]} holds {scales.get_dtype()}; scales may be {', '.join(kinds)}")
         else:
             expanded[name] = Float8Tensor(name, floats, scales, block, dtype, device)
     for name in held.keys() - hidden:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from quire.engine.models.float8 import Block, Float8
+from quire.engine.models.float8 import MXFP8, Block, Float8
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.packed import Packed
 from quire.engine.models.quantisation_config import method_of, object_of, quantisation_of, refused
@@ -53,6 +53,8 @@ def read_modelopt(given: dict[str, Any], where: str) -> Float8 | Packed | Litera
     if algorithm in _BLOCKS:
         size = _group(fields, _GROUP, where)
         return Float8(block=Block(size, size))
+    if algorithm == "MXFP8":
+        return MXFP8
     if algorithm in _FOURS:
         if _group(fields, 16, where) != 16:
             raise refused(where, f"{algorithm} in groups of {_group(fields, 16, where)}")

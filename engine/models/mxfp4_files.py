@@ -20,7 +20,7 @@ from quire.engine.models.weight_files import listed
 IN_A_BLOCK = 32
 _BIAS = 127  # of a scale
 _BLOCKS, _SCALES, _BYTES = "_blocks", "_scales", "U8"
-_POWERS = torch.tensor([2.0 ** (scale - _BIAS) for scale in range(256)])
+POWERS = torch.tensor([2.0 ** (scale - _BIAS) for scale in range(256)])  # by a byte; the last is none
 FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by three bits; the fourth is the sign
 
 
@@ -55,7 +55,7 @@ class Mxfp4Tensor:
             return expanded.view(*blocks.shape[:-3], *expanded.shape[1:])
         # A power of two times a number of two digits is exact in bf16, but fp16 has not all powers.
         held = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        pairs, powers = _pairs(held), _POWERS.to(held)
+        pairs, powers = _pairs(held), POWERS.to(held)
         for whole, some, exponents in zip(
             expanded, blocks.flatten(0, -4), scales.flatten(0, -3), strict=True
         ):  # one matrix after the other: in fp32 all of them would be large

@@ -20,11 +20,16 @@ from quire.engine.models.quantisation_config import (
 
 MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
+COMPRESSED_MXFP4: Final = "compressed_mxfp4"  # of 4 bits in blocks of 32, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
 HQQ: Final = "hqq"  # integers of 1 to 4 bits, or bytes: files tell
-Weights: TypeAlias = Float8 | Packed | Literal["bitsandbytes", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4"]
-_NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
-_OF_NVFP4 = {"type": "float", "num_bits": 4, "group_size": 16}
+Weights: TypeAlias = (
+    Float8 | Packed | Literal["bitsandbytes", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4", "compressed_mxfp4"]
+)
+_FOURS: dict[str, tuple[int, Literal["nvfp4", "compressed_mxfp4"]]] = {  # by formats of compressed-tensors
+    "nvfp4-pack-quantized": (16, NVFP4),
+    "mxfp4-pack-quantized": (32, COMPRESSED_MXFP4),
+}
 _READERS: dict[str, Callable[[dict[str, Any], str], Weights | None]] = {
     "fp8": read_fp8,
     "fbgemm_fp8": read_fbgemm,
@@ -75,15 +80,20 @@ def _read_weights(given: dict[str, Any], method: str, where: str) -> Weights | N
     kinds = {weights.get("type", "int") for weights in groups.values()}
     if kinds == {"int"}:
         return read_compressed_integers(given, groups, where)
-    if given.get("format") == _NVFP4_FORMAT:
-        _refuse_unless_nvfp4(given, groups, where)
-        return NVFP4
+    if (form := given.get("format")) in _FOURS:
+        size, found = _FOURS[form]
+        _refuse_unless_fours(given, groups, form, size, where)
+        return found
     return read_compressed_floats(given, groups, where)
 
 
-def _refuse_unless_nvfp4(given: dict[str, Any], groups: dict[str, dict[str, Any]], where: str) -> None:
-    refuse_formats(given, (_NVFP4_FORMAT,), where)
+def _refuse_unless_fours(
+    given: dict[str, Any], groups: dict[str, dict[str, Any]], form: str, size: int, where: str
+) -> None:
+    refuse_formats(given, (form,), where)
     for name, weights in groups.items():
-        if any(weights.get(field) != value for field, value in _OF_NVFP4.items()):
+        if [weights.get(each) for each in ("type", "num_bits", "group_size")] != ["float", 4, size]:
             told = f"{weights.get('num_bits')} bits in groups of {weights.get('group_size')}"
             raise refused(where, f"{name}: weights of {told}")
+        if not weights.get("symmetric", True):
+            raise refused(where, f"{name}: weights with zero points")

@@ -7,7 +7,7 @@ from typing import Any
 _LOADED = (
     "8-bit floats are loaded, by the methods fp8, fbgemm_fp8, compressed-tensors and modelopt, integers by "
     "gptq, awq, auto-round, compressed-tensors, modelopt and hqq, what bitsandbytes has, NVFP4 by "
-    "compressed-tensors and modelopt, and gpt-oss's MXFP4"
+    "compressed-tensors and modelopt, and MXFP4 by compressed-tensors and of gpt-oss"
 )
 
 

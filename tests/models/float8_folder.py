@@ -25,6 +25,7 @@ class Form:
     dims: int = 2  # of scales: fewer leave out those of one
     dtype: torch.dtype = torch.float32  # of scales
     beside: tuple[str, ...] = field(default=())  # other tensors beside a weight
+    powers: bool = False  # scales are exponents of 2, and bytes
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
@@ -73,6 +74,9 @@ FORMS = {
     "compressed matrices of old": Form(
         compressed() | {"format": "naive-quantized", "quantization_status": "frozen"}, 0, 0
     ),
+    "compressed powers": Form(
+        compressed(strategy="group", group_size=32) | {"format": "mxfp8-quantized"}, 1, 32, powers=True
+    ),
     "compressed rows": Form(compressed(strategy="channel"), 1, 0, dtype=torch.bfloat16),
 }  # fmt: skip
 
@@ -89,9 +93,13 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
         for column in range(scales.shape[1]):
             at = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
             scales[row, column] = weight[at].abs().max() / LARGEST
+            if form.powers:
+                scales[row, column] = 2.0 ** scales[row, column].log2().ceil()
             scale = scales[row, column].float()
             floats[at] = (weight[at] / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
             numbers[at] = floats[at].float() * scale
+    if form.powers:
+        return floats, (scales.log2() + 127).to(torch.uint8), numbers
     return floats, scales.view(scales.shape if form.dims > 1 else (-1,) * form.dims), numbers
 
 

@@ -41,6 +41,15 @@ def blocks(weight: Tensor) -> Parts:
     return {"weight": floats, "weight_scale": scales[:, None, :, None]}, floats.float() * each
 
 
+def powers(weight: Tensor) -> Parts:
+    """Return 8-bit floats with an exponent of 2 for 32 each."""
+    exponents = torch.randint(110, 125, (len(weight), weight.shape[1] // 32), dtype=torch.uint8)
+    floats = torch.randn(weight.shape).to(torch.float8_e4m3fn)
+    factors = 2.0 ** (exponents.float() - 127)
+    found = {"weight": floats, "weight_scale": exponents}
+    return found, floats.float() * factors.repeat_interleave(32, 1)
+
+
 def fours(weight: Tensor) -> Parts:
     """Return 4-bit floats with 8-bit scales for 16 each, all of them multiplied by one number."""
     outputs, inputs = weight.shape
@@ -105,6 +114,7 @@ FORMS = {
     "matrices": form("FP8", matrices),
     "rows": form("FP8_PER_CHANNEL_PER_TOKEN", rows),
     "blocks": form("fp8_pb_wo", blocks),
+    "powers": form("MXFP8", powers, 32),
     "fours": form("NVFP4", fours, 16),
     "fours of weights alone": form("W4A16_NVFP4", fours, 16),
     "fours with factors": form("NVFP4_AWQ", with_factors(fours), 16, pre_quant_scale=True),

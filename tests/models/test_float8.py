@@ -136,6 +136,7 @@ def test_ranks_of_native_decoders_expand_their_shares(
         ("gemma2", False, "blocks"),
         ("qwen3_moe", False, "compressed blocks"),
         ("qwen3_moe", True, "blocks"),
+        ("qwen3_moe", False, "compressed powers"),
         ("gpt_oss", False, "blocks"),
         ("gpt_oss", False, "compressed matrices"),
         ("gpt_oss", True, "compressed blocks"),
@@ -160,7 +161,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["blocks", "rows", "matrices"])
+@pytest.mark.parametrize("form", ["blocks", "rows", "matrices", "compressed powers"])
 @pytest.mark.parametrize("part", PARTS)
 def test_any_part_of_a_weight_is_read_as_its_numbers(
     part: tuple[slice, ...], form: str, tmp_path: Path

@@ -47,6 +47,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "group_0: no weights": compressed() | {"config_groups": {"group_0": {"weights": None}}},
     "group_1: no weights": compressed() | {"config_groups": {"group_1": "FP8"}},
     "the format 'pack-quantized'": CHANNEL | {"format": "pack-quantized"},
+    "group_0: weights of 8 bits in groups of 64": grouped(
+        CHANNEL | {"format": "mxfp8-quantized"}, strategy="group", group_size=64
+    ),
     "group_0: weights of 8 bits in groups of None": CHANNEL | {"format": "nvfp4-pack-quantized"},
     "the format 'mixed-precision'": CHANNEL | {"format": "mixed-precision"},
     "the format 'int-quantized'": CHANNEL | {"format": "int-quantized"},
@@ -112,6 +115,12 @@ WRONG: list[tuple[str, Edit, str]] = [
         f"{SCALES} has shape [1, 2], which quantization_config does not have",
     ),
     ("blocks", of(SCALES, lambda scales: scales[0, 0].clone()), "_scale_inv has shape []"),
+    ("compressed powers", of(f"{QUERIES}_scale", Tensor.float), "_scale holds F32; scales may be U8"),
+    (
+        "compressed powers",
+        of(f"{QUERIES}_scale", lambda each: each.fill_(255)),
+        "numbers that are not finite",
+    ),
     ("rows", of(f"{QUERIES}_scale", lambda scales: scales[:-1]), f"{QUERIES}_scale has shape [191, 1]"),
     ("matrices", of(f"{QUERIES}_scale", lambda scale: scale.expand(3).clone()), "_scale has shape [3]"),
     ("compressed rows", of(f"{QUERIES}_scale", lambda scales: scales[0]), f"{QUERIES}_scale has shape [1]"),

@@ -91,7 +91,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ModelOpt's quant_algo 'MIXED_PRECISION'": {"quantized_layers": {"a": {"quant_algo": "FP8"}}},
     "ModelOpt's quant_algo 'NVFP4_SVD'": {"pre_quant_scale": True},
     "ModelOpt's quant_algo 'W4A8_AWQ'": {},
-    "ModelOpt's quant_algo 'MXFP8'": {"group_size": 32},
+    "ModelOpt's quant_algo 'W4A8_MXFP4_FP8'": {"group_size": 32},
     "NVFP4 in groups of 32": {"quant_algo": "NVFP4", "group_size": 32},
     "a group_size of '16'": {"quant_algo": "NVFP4", "group_size": "16"},
     "a group_size of 0.5": {"quant_algo": "W4A16_AWQ", "group_size": 0.5},
