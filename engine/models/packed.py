@@ -10,9 +10,10 @@ from quire.engine.models.quantisation_config import object_of, refuse_formats, r
 
 BITS = (2, 3, 4, 5, 6, 7, 8)  # of an integer
 _GPTQ_BITS = (2, 3, 4, 8)  # of others GPTQModel has the higher bits in words of their own
-Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "compressed", "modelopt"]
+Form: TypeAlias = Literal["gptq", "gptq_v2", "awq", "awq_rows", "compressed", "modelopt"]
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")  # of compressed-tensors
 _GPTQ_FORMS: dict[str, Form] = {"gptq": "gptq", "gptq_v2": "gptq_v2"}
+_AWQ_FORMS: dict[str, Form] = {"gemm": "awq", "gemv": "awq_rows"}
 _AUTO_ROUND_FORMS: dict[str, Form] = {
     "auto": "gptq",  # as AutoRound reads folders that do not tell
     "auto_round:gptq": "gptq",
@@ -81,11 +82,13 @@ def read_gptq(given: dict[str, Any], where: str) -> Packed:
 
 def read_awq(given: dict[str, Any], where: str) -> Packed:
     """Read a quantization_config of the method awq, as AutoAWQ writes it."""
-    version = str(given.get("version") or "gemm").lower()
-    if version != "gemm":
+    # The others are what GPTQModel calls it.
+    version = str(given.get("version") or given.get("checkpoint_format") or given.get("format") or "gemm")
+    form = _AWQ_FORMS.get(version.lower())
+    if form is None:
         raise refused(where, f"the version {version!r}")
     bits = given.get("bits", given.get("w_bit"))
-    return Packed("awq", _bits(bits, "bits", (4,), where), _group(given, where, "q_group_size"))
+    return Packed(form, _bits(bits, "bits", (4,), where), _group(given, where, "q_group_size"))
 
 
 def read_auto_round(given: dict[str, Any], where: str) -> Packed:

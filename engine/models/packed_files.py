@@ -11,14 +11,8 @@ from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.packed import Form, Packed
-from quire.engine.models.packed_layouts import (
-    Awq,
-    CompressedBytes,
-    CompressedWords,
-    Gptq,
-    Layout,
-    PairsOfOutputs,
-)
+from quire.engine.models.packed_layouts import Awq, Gptq, Layout
+from quire.engine.models.packed_rows import AwqRows, CompressedBytes, CompressedWords, PairsOfOutputs
 from quire.engine.models.packed_words import WORD, Whole, Words, words_of
 from quire.engine.models.weight_files import listed
 
@@ -48,6 +42,7 @@ _PARTS: dict[Form, Parts] = {
     "gptq": _OF_GPTQ,
     "gptq_v2": _OF_GPTQ,
     "awq": _OF_GPTQ,
+    "awq_rows": _OF_GPTQ,
     "compressed": Parts(("weight_packed", "weight"), "weight_scale", "weight_zero_point", "weight_g_idx"),
     "modelopt": Parts(("weight",), "weight_scale", factors="pre_quant_scale"),
 }
@@ -183,6 +178,9 @@ def _layout(packed: Packed, integers: Any, beside: Mapping[str, Any], *, of_byte
         raise ValueError(f"{names.zero_points} hold {zero_points.get_dtype()}, not {_WORDS}")
     if packed.form == "awq":
         return Awq(integers, scales, zero_points)
+    if packed.form == "awq_rows":
+        inputs = int(shape[1]) * WORD // packed.bits[0]
+        return AwqRows(integers, scales, zero_points, packed.groups[0] or inputs)
     if packed.form == "compressed":
         outputs, inputs = (int(size) for size in beside[_SHAPE][...].tolist())
         packings = _packings(packed.bits, inputs, shape[1])
@@ -209,9 +207,8 @@ def _check(packed: Packed, names: Parts, layout: Layout, beside: Mapping[str, An
     """Return how many inputs a group has. Raises ValueError where shapes do not fit each other."""
     outputs, inputs, groups = layout.outputs, layout.inputs, layout.groups
     scales, given = beside[names.scales].get_shape(), f"a weight of [{outputs}, {inputs}]"
-    outputs_first = packed.form in ("compressed", "modelopt")
-    whole = outputs_first and scales in ([], [1], [1, 1], [outputs], [outputs, 1])
-    if not whole and scales != ([outputs, groups] if outputs_first else [groups, outputs]):
+    whole = packed.form in ("compressed", "modelopt") and scales in ([], [1], [1, 1], [outputs], [outputs, 1])
+    if not whole and scales != layout.scales_shape:
         raise ValueError(f"{names.scales} have shape {scales}, and are of {given}")
     size = inputs if whole else packed.group_of(inputs, groups)
     places = beside.get(names.places)

@@ -1,8 +1,9 @@
 """How safetensors files have matrices of integers of few bits, of which any part can be read.
 
-A matrix [outputs, inputs] has a scale and a zero point for each group of inputs of each output. Some files
-have all of it with inputs first. `Words` tell how words of 32 bits have integers. Parts are slices as
-safetensors has them; ranges are of whole outputs or inputs, [begin, end).
+A matrix [outputs, inputs] has a scale and a zero point for each group of inputs of each output. The files of
+these layouts have all of it with inputs first; `packed_rows` has the others. `Words` tell how words of 32
+bits have integers. Parts are slices as safetensors has them; ranges are of whole outputs or inputs,
+[begin, end).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from quire.engine.models.packed_words import WORD, Range, Whole, Words, read_part, words_of
+from quire.engine.models.packed_words import WORD, Range, Whole, read_part, words_of
 
 _OF_AWQ = Whole(4, (0, 4, 1, 5, 2, 6, 3, 7))  # where a word has the integers of eight outputs
 
@@ -31,6 +32,10 @@ class Layout(Protocol):
 
     @property
     def groups(self) -> int: ...
+
+    @property
+    def scales_shape(self) -> list[int]:
+        """Return the shape that files have scales in, where each group has its own."""
 
     @property
     def zeros_shape(self) -> list[int]:
@@ -74,6 +79,10 @@ class Gptq:
         return int(self.scales.get_shape()[0])
 
     @property
+    def scales_shape(self) -> list[int]:
+        return [self.groups, self.outputs]
+
+    @property
     def zeros_shape(self) -> list[int]:
         return [self.groups, words_of(self.bits).count(self.outputs)]
 
@@ -111,6 +120,10 @@ class Awq:
         return int(self.scales.get_shape()[0])
 
     @property
+    def scales_shape(self) -> list[int]:
+        return [self.groups, self.outputs]
+
+    @property
     def zeros_shape(self) -> list[int]:
         return [self.groups, _OF_AWQ.count(self.outputs)]
 
@@ -122,135 +135,3 @@ class Awq:
 
     def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
         return read_part(self.scales, (0, self.groups), outputs, device)
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedWords:
-    """words [outputs, inputs / n], scales [outputs, groups], zero points [outputs / n, groups] or None.
-
-    Without any the zero point is the middle of the range. The last word of a row need not be full.
-    """
-
-    inputs_first: ClassVar[bool] = False
-
-    words: Any
-    scales: Any
-    zero_points: Any
-    packing: Words
-    inputs: int
-
-    @property
-    def outputs(self) -> int:
-        return int(self.words.get_shape()[0])
-
-    @property
-    def groups(self) -> int:
-        return _groups(self.scales)
-
-    @property
-    def zeros_shape(self) -> list[int]:
-        return [self.packing.count(self.outputs), self.groups]
-
-    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return self.packing.read(self.words, outputs, inputs, 1, device)
-
-    def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        if self.zero_points is None:
-            return torch.full(
-                (1, self.groups), 1 << (self.packing.bits - 1), dtype=torch.int32, device=device
-            )
-        return self.packing.read(self.zero_points, outputs, (0, self.groups), 0, device)
-
-    def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _of_outputs(self.scales, outputs, device)
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedBytes:
-    """Bytes [outputs, inputs] with a sign, scales and zero points [outputs, groups]; None: these are zero."""
-
-    inputs_first: ClassVar[bool] = False
-
-    bytes: Any
-    scales: Any
-    zero_points: Any
-
-    @property
-    def outputs(self) -> int:
-        return int(self.bytes.get_shape()[0])
-
-    @property
-    def inputs(self) -> int:
-        return int(self.bytes.get_shape()[1])
-
-    @property
-    def groups(self) -> int:
-        return _groups(self.scales)
-
-    @property
-    def zeros_shape(self) -> list[int]:
-        shape: list[int] = self.scales.get_shape()
-        return shape
-
-    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        return read_part(self.bytes, outputs, inputs, device).int()
-
-    def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        if self.zero_points is None:
-            return torch.zeros((1, self.groups), dtype=torch.int32, device=device)
-        return _of_outputs(self.zero_points, outputs, device).int()
-
-    def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _of_outputs(self.scales, outputs, device)
-
-
-@dataclass(frozen=True, slots=True)
-class PairsOfOutputs:
-    """Bytes [outputs / 2, inputs] of two integers with a sign, the lower bits first, of 4 bits each.
-
-    scales [outputs, groups].
-    """
-
-    inputs_first: ClassVar[bool] = False
-    zeros_shape: ClassVar[list[int]] = []  # files have none
-
-    bytes: Any
-    scales: Any
-
-    @property
-    def outputs(self) -> int:
-        return 2 * int(self.bytes.get_shape()[0])
-
-    @property
-    def inputs(self) -> int:
-        return int(self.bytes.get_shape()[1])
-
-    @property
-    def groups(self) -> int:
-        return _groups(self.scales)
-
-    def integers(self, outputs: Range, inputs: Range, device: torch.device) -> Tensor:
-        begin, end = outputs
-        held = read_part(self.bytes, (begin // 2, -(-end // 2)), inputs, device).view(torch.int8)
-        low, high = held << 4 >> 4, held >> 4  # with their signs
-        return torch.stack((low, high), dim=1).flatten(0, 1)[begin % 2 :][: end - begin].int()
-
-    def zeros(self, outputs: Range, device: torch.device) -> Tensor:
-        return torch.zeros((1, self.groups), dtype=torch.int32, device=device)
-
-    def scales_of(self, outputs: Range, device: torch.device) -> Tensor:
-        return _of_outputs(self.scales, outputs, device)
-
-
-def _groups(scales: Any) -> int:
-    """Return the groups of scales [outputs, groups]; one, if they are of outputs or the matrix as wholes."""
-    shape = scales.get_shape()
-    return int(shape[1]) if len(shape) == 2 else 1
-
-
-def _of_outputs(held: Any, outputs: Range, device: torch.device) -> Tensor:
-    """Return what a tensor [outputs, groups], [outputs], or of one number has for a range of outputs."""
-    if len(held.get_shape()) == 2 and held.get_shape() != [1, 1]:
-        return read_part(held, outputs, (0, _groups(held)), device)
-    whole: Tensor = held[...].to(device).reshape(-1, 1)
-    return whole if len(whole) == 1 else whole[slice(*outputs)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.quantised_folder import save_twice
@@ -71,6 +72,9 @@ FORMS = {
     "gptq v2": Form(gptq(checkpoint_format="gptq_v2", sym=False), "gptq_v2"),
     "awq": Form(awq(), "awq"),
     "awq, a group": Form(awq(group_size=-1), "awq", group=0),
+    "awq in rows": Form(awq(version="gemv"), "awq_rows"),
+    "awq in rows of GPTQModel": Form(awq(version=None, format="gemv", group_size=64), "awq_rows", group=64),
+    "awq in rows, a group": Form(awq(version="GEMV", group_size=-1), "awq_rows", group=0),
     "auto-round": Form(auto_round("auto_round"), "gptq_v2"),
     "auto-round as gptq": Form(auto_round("auto_round:auto_gptq"), "gptq"),
     "auto-round as gptq of old": Form(
@@ -152,7 +156,7 @@ def packed(values: Tensor, bits: int, dim: int, places: tuple[int, ...] | None =
     if dim == 0:
         return packed(values.T, bits, 1, places).T.contiguous()
     count = 32 // bits
-    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % count))
+    padded = F.pad(values, (0, -values.shape[1] % count))
     words = torch.zeros(len(values), padded.shape[1] // count, dtype=torch.int64)
     for place, value in enumerate(places or range(count)):
         words |= padded[:, value::count] << (bits * place)
@@ -177,6 +181,14 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
             "qweight": packed(integers.T, 4, 1, AWQ_OUTPUTS),
             "qzeros": packed(zeros.T, 4, 1, AWQ_OUTPUTS),
             "scales": scales.T.contiguous(),
+        }
+    elif form.names == "awq_rows":  # in so many words as kernels read at once, the last of them of nothing
+        groups_read = {32: 32, 64: 16}.get(form.group, 8)
+        zeros, scales = (F.pad(each, (0, -each.shape[1] % groups_read)) for each in (zeros, scales))
+        found = {
+            "qweight": dense(integers, 4, 1),
+            "qzeros": dense(zeros, 4, 1),
+            "scales": scales,
         }
     elif form.names.startswith("gptq"):
         stored = zeros if form.names == "gptq_v2" else zeros - 1

@@ -54,6 +54,9 @@ def test_every_kind_of_model_is_loaded_as_its_numbers(kind: str, form: str, tmp_
         ("qwen3_moe", "gptq in act order"),
         ("qwen3_moe", "bytes"),
         ("gemma2", "gptq, 3 bits"),
+        ("gemma2", "auto-round"),
+        ("qwen3_moe", "packed groups of 3 bits with zero points"),
+        ("gemma2", "awq in rows"),
     ],
 )
 def test_ranks_expand_their_shares(kind: str, form: str, tmp_path: Path) -> None:
@@ -175,7 +178,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "group_size 0": gptq(group_size=0),
     "group_size '128'": gptq(group_size="128"),
     "bits 8, which may be 4": awq(bits=8),
-    "the version 'gemv'": awq(version="GEMV"),
+    "the version 'gemv_fast'": awq(version="gemv_fast"),
+    "the version 'llm-awq'": awq(version=None, checkpoint_format="llm-awq"),
     "the format 'marlin-24'": GROUPS | {"format": "marlin-24"},
     "group_0: num_bits 9": compressed("pack-quantized", strategy="group", group_size=32, num_bits=9),
     "group_0: the strategy 'block'": compressed("pack-quantized", strategy="block"),
@@ -211,6 +215,8 @@ WRONG: list[tuple[str, Edit, str]] = [
     ("gptq", of("scales", lambda scales: scales[:, :-1].contiguous()), "scales have shape [5, 191]"),
     ("gptq", of("scales", lambda scales: scales[:-1].contiguous()), "scales have 4 groups of 160 inputs"),
     ("awq", of("qzeros", lambda zeros: zeros[:-1].contiguous()), "qzeros have shape [4, 24]"),
+    ("awq in rows", of("scales", lambda scales: scales[:, 1:].contiguous()), "scales have shape [192, 31]"),
+    ("awq in rows", of("qzeros", lambda zeros: zeros[:, 1:].contiguous()), "qzeros have shape [192, 3]"),
     ("gptq in act order", of("g_idx", lambda groups: groups[1:].clone()), "g_idx has shape [159]"),
     (
         "gptq in act order",
