@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,27 @@ def assert_same(ours: Model, other: Model) -> Generated:
     return tokens, logits
 
 
+def assert_same_divided(ours: Path, other: Path, ranks: int) -> None:
+    """Assert that folders of a native decoder, divided among ranks, give the same."""
+    part, meeting = read_model(ours).of_rank(ranks), Meeting(ranks)
+
+    def of_rank(folder: Path) -> Callable[[int], Generated]:
+        def run(rank: int) -> Generated:
+            model, _ = load_model(
+                folder, replace(part, quantised=read_model(folder).quantised), torch_backend(), device="cpu",
+                dtype=torch.float32, max_model_len=MAX_LEN, ranks=Rank(rank, meeting),
+            )  # fmt: skip
+            return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+
+        return run
+
+    for (tokens, logits), expected in zip(
+        on_all(meeting, of_rank(ours)), on_all(meeting, of_rank(other)), strict=True
+    ):
+        assert tokens == expected[0]
+        assert all(map(torch.equal, logits, expected[1]))
+
+
 @pytest.mark.parametrize(
     ("kind", "form"), [(("qwen3", "qwen3_moe")[i % 2], form) for i, form in enumerate(FORMS)]
 )
@@ -110,24 +132,7 @@ def test_ranks_of_native_decoders_expand_their_shares(
     kind: str, ranks: int, form: str, tmp_path: Path
 ) -> None:
     """Blocks are cut by the shares' edges."""
-    quantised, plain = save_quantised(kind, FORMS[form], tmp_path)
-    part, meeting = read_model(quantised).of_rank(ranks), Meeting(ranks)
-
-    def of_rank(folder: Path) -> Callable[[int], Generated]:
-        def run(rank: int) -> Generated:
-            model, _ = load_model(
-                folder, part, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
-                ranks=Rank(rank, meeting),
-            )  # fmt: skip
-            return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
-
-        return run
-
-    for (tokens, logits), expected in zip(
-        on_all(meeting, of_rank(quantised)), on_all(meeting, of_rank(plain)), strict=True
-    ):
-        assert tokens == expected[0]
-        assert all(map(torch.equal, logits, expected[1]))
+    assert_same_divided(*save_quantised(kind, FORMS[form], tmp_path), ranks)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
 from tests.models.float8_folder import compressed
 from tests.models.quantised_folder import configure, save_twice
-from tests.models.test_float8 import EVERY, assert_same, load
+from tests.models.test_float8 import EVERY, assert_same, assert_same_divided, load
 
 FOURS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # by three bits; the fourth is the sign
 OF_SIXTEEN = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
@@ -80,6 +80,11 @@ def test_ranks_expand_their_shares(form: str, tmp_path: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     verdict = compare_divided(quantised, reference, 2)
     assert verdict.outcome == "equal", verdict.detail
+
+
+@pytest.mark.parametrize("form", CONFIGS)
+def test_ranks_of_a_native_decoder_expand_their_shares(form: str, tmp_path: Path) -> None:
+    assert_same_divided(*save_fours("qwen3", form, tmp_path), 2)
 
 
 PARTS = [(), (slice(3, 50),), (EVERY, slice(71, 78)), (slice(7, 7), EVERY), (slice(9, 41), slice(13, 13))]

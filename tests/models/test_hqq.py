@@ -20,7 +20,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
 from tests.models.divided_model import compare_divided
 from tests.models.quantised_folder import save_twice
-from tests.models.test_float8 import EVERY, assert_same, load
+from tests.models.test_float8 import EVERY, assert_same, assert_same_divided, load
 
 PARAMETERS = {"nbits": 4, "group_size": 64, "axis": 1, "channel_wise": True, "view_as_float": False}
 CONFIG = {
@@ -123,6 +123,11 @@ def test_ranks_expand_their_shares(kind: str, form: str, tmp_path: Path) -> None
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     verdict = compare_divided(quantised, reference, 2)
     assert verdict.outcome == "equal", verdict.detail
+
+
+@pytest.mark.parametrize("form", ["4 bits", "3 bits, groups far apart", "4 bits, a group a row"])
+def test_ranks_of_a_native_decoder_expand_their_shares(form: str, tmp_path: Path) -> None:
+    assert_same_divided(*save_hqq("qwen3", FORMS[form], tmp_path), 2)
 
 
 PARTS = [(), (slice(3, 50),), (EVERY, slice(71, 78)), (slice(7, 7), EVERY), (slice(9, 41), slice(13, 13))]

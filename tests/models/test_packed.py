@@ -25,7 +25,7 @@ from tests.models.any_model import save_tiny
 from tests.models.divided_model import compare_divided
 from tests.models.packed_folder import FORMS, auto_round, awq, compressed, gptq, parts_of, save_packed
 from tests.models.quantised_folder import configure, save_twice
-from tests.models.test_float8 import EVERY, assert_same, load
+from tests.models.test_float8 import EVERY, assert_same, assert_same_divided, load
 
 QUERIES = "model.layers.0.self_attn.q_proj"  # [192, 160]
 CPU = torch.device("cpu")
@@ -66,6 +66,13 @@ def test_ranks_expand_their_shares(kind: str, form: str, tmp_path: Path) -> None
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager")
     verdict = compare_divided(quantised, reference, 2)
     assert verdict.outcome == "equal", verdict.detail
+
+
+@pytest.mark.parametrize(
+    "form", ["gptq, 3 bits in act order", "auto-round as awq", "packed rows of 6 bits", "awq in rows"]
+)
+def test_ranks_of_a_native_decoder_expand_their_shares(form: str, tmp_path: Path) -> None:
+    assert_same_divided(*save_packed("qwen3", FORMS[form], tmp_path), 2)
 
 
 PARTS = [(), (slice(3, 50),), (EVERY, slice(70, 77)), (slice(7, 7), EVERY), (slice(9, 41), slice(13, 150))]
