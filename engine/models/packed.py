@@ -24,6 +24,7 @@ _AUTO_ROUND_FORMS: dict[str, Form] = {
     "auto_round:auto_awq": "awq",
 }
 _NOT_QUANTISED = (16, 32)  # bits
+_WAYS = ("quant_method", "method", "checkpoint_format", "format", "packing_format", "pack_dtype")
 _ROTATIONS = ("rotation_config", "transform_config", "hadamard_config", "spinquant_config")  # of inputs
 _ALL = -1  # a group_size: all inputs
 
@@ -72,11 +73,11 @@ def read_gptq(given: dict[str, Any], where: str) -> Packed:
     whole = Packed(
         _GPTQ_FORMS[form], _bits(given.get("bits"), "bits", _GPTQ_BITS, where), _group(given, where)
     )
-    own = object_of(given, "dynamic")
-    quantised = [name for name in own if not name.startswith("-:")]
+    layers = _layers(given, "dynamic", where)
     return whole.with_layers(
-        read_gptq(given | object_of(own, name) | {"dynamic": None}, f"{where} of {name}")
-        for name in quantised
+        read_gptq(fields, f"{where} of {name}")
+        for name, fields in layers.items()
+        if not name.startswith("-:")  # which are not quantised
     )
 
 
@@ -104,8 +105,7 @@ def read_auto_round(given: dict[str, Any], where: str) -> Packed:
     if rotations := [name for name in _ROTATIONS if given.get(name)]:
         raise refused(where, f"a {rotations[0]}")
     bits = _bits(given.get("bits"), "bits", (4,) if form == "awq" else BITS, where)
-    own = object_of(given, "extra_config")
-    layers = {name: given | object_of(own, name) | {"extra_config": None} for name in own}
+    layers = _layers(given, "extra_config", where)
     return Packed(form, bits, _group(given, where)).with_layers(
         read_auto_round(fields, f"{where} of {name}")
         for name, fields in layers.items()
@@ -126,6 +126,19 @@ def read_compressed_integers(given: dict[str, Any], groups: dict[str, dict[str, 
         sizes += _group(weights, where) if strategy == "group" else (0,)
     zero_points = not any(weights.get("symmetric", True) for weights in groups.values())
     return Packed("compressed", tuple(bits), tuple(sizes), zero_points)
+
+
+def _layers(given: dict[str, Any], field: str, where: str) -> dict[str, dict[str, Any]]:
+    """Return what is said of layers of their own, by their names, each beside what is said of all.
+
+    Raises ValueError for layers that are packed in another way than all.
+    """
+    own = object_of(given, field)
+    for name in own:
+        fields = object_of(own, name)
+        if others := [each for each in _WAYS if each in fields and fields[each] != given.get(each)]:
+            raise refused(where, f"{name}: the {others[0]} {fields[others[0]]!r}, of a layer alone")
+    return {name: given | object_of(own, name) | {field: None} for name in own}
 
 
 def _bits(bits: Any, name: str, known: tuple[int, ...], where: str) -> tuple[int, ...]:

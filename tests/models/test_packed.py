@@ -181,6 +181,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a rotation_config": auto_round("auto_round", rotation_config={"hadamard_type": "random"}),
     "bits 3, which may be 4": auto_round("auto_round:awq", bits=3),
     "bits 9, which may be 2": auto_round("auto_round", extra_config={"lm_head": {"bits": 9}}),
+    "v_proj: the format 'gptq_v2', of a layer alone": gptq(dynamic={"v_proj": {"format": "gptq_v2"}}),
     "bits 7, which may be 2": gptq(dynamic={"lm_head": {"bits": 7}}),
     "group_size 0": gptq(group_size=0),
     "group_size '128'": gptq(group_size="128"),
