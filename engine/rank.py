@@ -32,7 +32,7 @@ from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
-from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, describes_itself, resolve_model
 from quire.engine.models.loader import Model, load_model
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
@@ -136,6 +136,8 @@ def build_rank(
 
 def described_folder(config: EngineConfig, device: torch.device, report: Reporter) -> Path:
     """Return a folder that has all that describes the model: of one on the Hub its weights may come later."""
+    if describes_itself(config.model):
+        return resolve_model(config.model, report.phase("download", "B"))
     folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
     if config.dtype == "auto" and device.type == "cuda" and not names_dtype(folder):  # which its weights tell
         return resolve_model(config.model, report.phase("download", "B"))

@@ -18,12 +18,11 @@ from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.leader import Leader, LeadingRunner
 from quire.engine.preemption_costs import measure_costs
 from quire.engine.progress import Reporter
-from quire.engine.rank import Rank, build_rank
+from quire.engine.rank import Rank, build_rank, described_folder
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
@@ -79,7 +78,7 @@ def _start(
         rank = build_rank(config, device, report=report)
         return _engine(config, device, rank, rank.runner)
     # What cannot be is refused before processes start, and before weights are downloaded.
-    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
+    folder = described_folder(config, device, report)
     part = read_model(folder, config.model_impl, config.runner).of_rank(
         config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel
     )

@@ -20,6 +20,7 @@ from quire.engine.models.packed_files import expand_packed
 from quire.engine.models.quantisation import (
     BITSANDBYTES,
     COMPRESSED_MXFP4,
+    GGUF,
     HQQ,
     MXFP4,
     NVFP4,
@@ -56,6 +57,10 @@ def expand_files(
         return list(expand_fours(files, OF_MXFP4, dtype, device))
     if quantised == MODELOPT_NVFP4:
         return list(expand_fours(files, OF_MODELOPT, dtype, device))
+    if quantised == GGUF:
+        from quire.engine.models.gguf.tensors import expand_gguf
+
+        return list(expand_gguf(files, dtype, device))
     return files
 
 
@@ -101,6 +106,8 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             name,
             2 * dtype.itemsize,
         )
+    elif quantised == GGUF:
+        logger.info("weights of the GGUF file are loaded as the %s numbers that they stand for", name)
     else:
         powers = quantised in (MXFP4, COMPRESSED_MXFP4)
         numbers, held = (32, 17) if powers else (16, 9)  # of a block, and its bytes

@@ -22,9 +22,12 @@ MXFP4: Final = "mxfp4"  # floats of 4 bits in blocks, as gpt-oss has them
 NVFP4: Final = "nvfp4"  # floats of 4 bits in blocks of 16, as compressed-tensors has them
 COMPRESSED_MXFP4: Final = "compressed_mxfp4"  # of 4 bits in blocks of 32, as compressed-tensors has them
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
+GGUF: Final = "gguf"  # any kinds of llama.cpp's: files tell
 HQQ: Final = "hqq"  # integers of 1 to 4 bits, or bytes: files tell
 Weights: TypeAlias = (
-    Float8 | Packed | Literal["bitsandbytes", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4", "compressed_mxfp4"]
+    Float8
+    | Packed
+    | Literal["bitsandbytes", "gguf", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4", "compressed_mxfp4"]
 )
 _FOURS: dict[str, tuple[int, Literal["nvfp4", "compressed_mxfp4"]]] = {  # by formats of compressed-tensors
     "nvfp4-pack-quantized": (16, NVFP4),
@@ -72,6 +75,8 @@ def _read_weights(given: dict[str, Any], method: str, where: str) -> Weights | N
         return BITSANDBYTES
     if method == HQQ:
         return HQQ
+    if method == GGUF:
+        return GGUF
     if method in _READERS:
         return _READERS[method](given, where)
     if method != "compressed-tensors":

@@ -1,4 +1,4 @@
-"""The safetensors files that a model's folder has its weights in."""
+"""The files that a model's folder has its weights in: safetensors, or what describes a GGUF file links to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("quire.engine")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files; an index may name only files beside it.
+    """Return the folder's safetensors files; an index may name only files beside it. Without any: GGUF files.
 
     Raises ValueError that says what is missing.
     """
@@ -26,6 +26,8 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     index = folder / INDEX
+    if not index.is_file() and (linked := sorted(folder.glob("model*.gguf"))):
+        return linked
     if not index.is_file():
         found = sorted(
             path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
@@ -60,6 +62,10 @@ def listed(problems: list[str]) -> str:
 
 def open_weights(path: Path) -> Any:  # safetensors has no types
     """Return an open file, its header read. Raises ValueError if it is not whole."""
+    if path.suffix == ".gguf":
+        from quire.engine.models.gguf.tensors import open_gguf  # which needs its own library
+
+        return open_gguf(path)
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

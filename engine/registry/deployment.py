@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from quire.engine.models.hub import model_name
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -50,7 +52,7 @@ def describe(
 ) -> Deployment:
     """Describe the deployment of `model`, whose files are in `folder`. pinned: token ids of prefixes."""
     return Deployment(
-        model=model_id(model),
+        model=model_name(model),
         revision=revision(folder),
         tokenizer=tokenizer_digest(folder),
         block_size=block_size,
@@ -58,11 +60,6 @@ def describe(
         seed=seed_digest(seed),
         pinned=pinned_digest(pinned),
     )
-
-
-def model_id(model: str) -> str:
-    """Return a Hub id as it is, a folder by its name: it may be elsewhere on another machine."""
-    return Path(model).resolve().name if Path(model).is_dir() else model
 
 
 def revision(folder: Path) -> str:

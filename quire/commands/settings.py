@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
+from quire.engine.models import hub
 from quire.engine.models.generation_config import check_generation_config
+from quire.engine.models.gguf.folder import only_file
 from quire.engine.models.hub import TOKENIZER_FILES, check_model, resolve_model
 from quire.engine.models.pooling import read_pooling
 from quire.engine.models.tokenizer_json import check_tokenizer
@@ -46,7 +48,7 @@ def check_folders(config: EngineConfig) -> None:
     """Raises UsageError for a model without its configuration or tokenizer, or a --generation-config."""
     check_model(config.model)
     folder = Path(config.model).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() and only_file(folder) is None:
         check_tokenizer(folder)
     check_generation_config(config.generation_config)
 
@@ -150,12 +152,12 @@ def service_settings(arguments: Namespace) -> dict[str, Any]:
 def chat_template(arguments: Namespace) -> str | None:
     """Return what is given, as `Tokenizer.from_folder` takes it. Raises ValueError if there is none such.
 
-    Of a model on the Hub a name may be one of its own templates, which are known when it has come.
+    Of a model on the Hub, or of a GGUF file, a name may be one of its own templates, which are known later.
     """
     given: str | None = arguments.chat_template
     if given is not None:
         folder, file = Path(arguments.model).expanduser(), Path(given)
-        if folder.is_dir():
+        if folder.is_dir() and only_file(folder) is None:
             template_of(folder, given)
         elif file.name != given or file.suffix:
             read_template(given)
@@ -168,7 +170,5 @@ def comma_separated(lists: list[str]) -> tuple[str, ...]:
 
 
 def model_name(model: str) -> str:
-    """Return what requests call it: a folder's own name, or the Hub id as it was given."""
-    if model == MODEL_FOLDER:
-        return MODEL_NAME
-    return Path(model).resolve().name if Path(model).is_dir() else model
+    """Return what requests call it: that of its folder or file, or the Hub id as it was given."""
+    return MODEL_NAME if model == MODEL_FOLDER else hub.model_name(model)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from quire.engine.models.config import read_max_positions
-from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
-from quire.engine.registry.deployment import hash_seed, model_id, revision, seed_digest, tokenizer_digest
+from quire.engine.models.hub import TOKENIZER_FILES, model_name, resolve_model
+from quire.engine.registry.deployment import hash_seed, revision, seed_digest, tokenizer_digest
 from quire.service.router.config import RouterConfig
 from quire.service.router.directory import Directory, Registered
 from quire.service.router.prompt import PromptReader
@@ -60,4 +60,4 @@ def _load(model: str, chat_template: str | None) -> tuple[Path, Tokenizer, int]:
 
 def _identify(router: RouterConfig, folder: Path) -> Identity:
     seed = seed_digest(hash_seed(router.cache_seed))
-    return Identity(model_id(router.model), revision(folder), tokenizer_digest(folder), seed)
+    return Identity(model_name(router.model), revision(folder), tokenizer_digest(folder), seed)

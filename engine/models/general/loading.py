@@ -8,57 +8,59 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.mxfp4_files import expand_mxfp4
 from quire.engine.models.quantisation import MXFP4, Quantised
-from quire.engine.models.weight_files import listed
+from quire.engine.models.weight_files import listed, open_weights
 
 
 @contextmanager
-def slices_of(files: list[str], quantised: Quantised | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def slices_of(files: list[Path], quantised: Quantised | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
     """Open files; return their tensors by name, of which nothing is read yet.
 
     quantised: how weights are, which are read as the numbers of the dtype that they stand for.
     """
     with ExitStack() as stack:
-        opened = [stack.enter_context(safe_open(path, framework="pt", device="cpu")) for path in files]
+        opened = [stack.enter_context(open_weights(path)) for path in files]
         opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
         slices = {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
         yield expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
 
 
-def reading_expanded(cls: type, quantised: Quantised, dtype: torch.dtype) -> type:
-    """Return a class of models that reads quantised weights as the numbers that they stand for."""
+def reading_expanded(cls: type, files: list[Path], quantised: Quantised, dtype: torch.dtype) -> type:
+    """Return a class of models that reads quantised weights of files as the numbers that they stand for.
+
+    Of transformers' own it is given none.
+    """
 
     def load(
-        model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
+        model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
         with slices_of(files, quantised, dtype) as slices:
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, slices, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 
-    return loading_by(cls, load)
+    return loading_by(cls, load, files[0].parent)
 
 
-def reading_whole(cls: type) -> type:
+def reading_whole(cls: type, folder: Path) -> type:
     """Return a class of models that reads files as they are, and says by name what cannot be merged."""
-    return loading_by(cls, cls._load_pretrained_model)  # type: ignore[attr-defined]
+    return loading_by(cls, cls._load_pretrained_model, folder)  # type: ignore[attr-defined]
 
 
-def loading_by(cls: type, load: Callable[..., tuple[Any, Any]]) -> type:
+def loading_by(cls: type, load: Callable[..., tuple[Any, Any]], folder: Path | None = None) -> type:
     """Return the class with another way to load, under its own name, which transformers looks at.
 
-    It raises ValueError by the names of weights that cannot be made of what files have, which transformers
-    only logs.
+    It raises ValueError by the names of weights that cannot be made of what a folder's files have, which
+    transformers only logs.
     """
 
-    def told(model: Any, state: Any, files: list[str], *others: Any) -> tuple[Any, Any]:
-        loaded = load(model, state, files, *others)
+    def told(model: Any, state: Any, *others: Any) -> tuple[Any, Any]:
+        loaded = load(model, state, *others)
         problems = [f"{name} cannot be made: {_last(text)}" for name, text in _failed(loaded).items()]
         if problems:
-            raise ValueError(f"{Path(files[0]).parent} does not fit its config.json: {listed(problems)}")
+            raise ValueError(f"{folder} does not fit its config.json: {listed(problems)}")
         return loaded
 
     named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}

@@ -225,15 +225,20 @@ def _load_whole(
     """Load the causal model of a configuration into host memory."""
     built = build(described, auto)
     cls, shape = type(built), without(built.config)
+    given: dict[str, Any] = {
+        "config": shape,
+        "dtype": dtype,
+        "attn_implementation": NAME,
+        "experts_implementation": _experts(device),
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # so that they are told
+    }
     if config.quantised is None:
-        reader = reading_whole(cls)
+        given |= {"local_files_only": True, "use_safetensors": True}
+        causal, told = reading_whole(cls, folder).from_pretrained(folder, **given)  # type: ignore[attr-defined]
     else:
-        reader = reading_expanded(cls, config.quantised, dtype)
-    causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
-        folder, config=shape, dtype=dtype, attn_implementation=NAME, experts_implementation=_experts(device),
-        local_files_only=True, use_safetensors=True, output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they are told
-    )  # fmt: skip
+        reader = reading_expanded(cls, weight_files(folder), config.quantised, dtype)
+        causal, told = reader.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
     _check(folder, told, config, described)
     causal.__class__ = cls
     return causal
@@ -278,10 +283,10 @@ def _load_shares(
         "experts_implementation": _experts(device),
     }
     if dummy_seed is None:
-        causal, told = reading_shares(cls, prepare, config.quantised, dtype).from_pretrained(  # type: ignore[attr-defined]
-            folder, local_files_only=True, use_safetensors=True, output_loading_info=True,
-            ignore_mismatched_sizes=True, **given,
-        )  # fmt: skip
+        reader = reading_shares(cls, prepare, weight_files(folder), config.quantised, dtype)
+        causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
+            None, state_dict={}, output_loading_info=True, ignore_mismatched_sizes=True, **given
+        )
         _check(folder, told, config, described)
         _leave_files(causal, device)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +27,16 @@ from quire.engine.parallel.share import Range, Share
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names
 
 
-def reading_shares(cls: type, prepare: Prepare, quantised: Quantised | None, dtype: torch.dtype) -> type:
+def reading_shares(
+    cls: type, prepare: Prepare, files: list[Path], quantised: Quantised | None, dtype: torch.dtype
+) -> type:
     """Return a class of models that reads no more of files than a rank's shares.
 
-    quantised, dtype: as `slices_of` has them.
+    files, quantised, dtype: as `slices_of` has them. Of transformers' own it is given none.
     """
 
     def load(
-        model: Any, state: Any, files: list[str], config: Any, expected: list[str] | None = None
+        model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
         held = prepare(model)
         with slices_of(files, quantised, dtype) as slices:
@@ -41,7 +44,7 @@ def reading_shares(cls: type, prepare: Prepare, quantised: Quantised | None, dty
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 
-    return loading_by(cls, load)
+    return loading_by(cls, load, files[0].parent)
 
 
 def drawing_shares(cls: type, prepare: Prepare, seed: int, device: torch.device) -> type:
