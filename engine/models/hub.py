@@ -79,10 +79,16 @@ def resolve_model(
         return _fetched(name_or_path, on_progress, files, ELSEWHERE)
     repository, quantised = named[1], named[3]
     endings = {quantised, quantised.upper(), quantised.lower()}
-    wanted = [f"*{each}{part}.gguf" for each in sorted(endings) for part in ("", "-[0-9]*-of-[0-9]*")]
+    wanted = [
+        f"{before}{each}{part}.gguf"
+        for each in sorted(endings)
+        for before in ("", "*[-._/]")
+        for part in ("", "-[0-9]*-of-[0-9]*")
+    ]
     folder = _fetched(repository, on_progress, wanted, ["*mmproj*"])
-    found = sorted(each for each in folder.rglob("*.gguf") if any(fnmatch(each.name, one) for one in wanted))
-    found = [each for each in found if "mmproj" not in each.name]
+    names = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf"))
+    named_so = (name for name in names if any(fnmatch(name, each) for each in wanted))
+    found = [folder / name for name in named_so if "mmproj" not in name]
     if not found:
         raise ValueError(
             f"{repository} has no GGUF file on the Hub whose name ends with {quantised}.gguf: give how one "

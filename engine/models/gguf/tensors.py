@@ -36,7 +36,7 @@ class GgufFile:
         self._bytes = np.memmap(header.path, np.uint8, "r")
         problems = [told for each in header.tensors if (told := self._wrong(each))]
         if problems:
-            raise ValueError(f"{header.path} cannot be read: {listed(problems)}")
+            raise ValueError(f"{header.path.resolve()} cannot be read: {listed(problems)}")
 
     def __enter__(self) -> GgufFile:
         return self
@@ -127,7 +127,8 @@ class GgufTensor:
             numbers = dequantize(blocks, self.kind)[:, inside]
             if self.less:
                 numbers = numbers - np.float32(self.less)
-            round_once(found[at : at + step], torch.from_numpy(np.ascontiguousarray(numbers)), self.name)
+            held_here = torch.from_numpy(np.require(numbers, requirements=("C", "W")))
+            round_once(found[at : at + step], held_here, self.name)
         return found.to(self.device)
 
 
