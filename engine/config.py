@@ -25,7 +25,7 @@ KVCacheDtype = Literal[
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine. Raises ValueError that names the flag and what it may be."""
 
-    model: str  # a folder that save_pretrained wrote
+    model: str  # a folder that save_pretrained wrote, a GGUF file, or a Hub id
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: cuda where there is one
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     kv_cache_dtype: KVCacheDtype = (

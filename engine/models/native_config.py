@@ -40,7 +40,10 @@ def read_native(folder: str | Path) -> ModelConfig:
     folder = Path(folder)
     raw = read_json(folder / "config.json")
     if raw is None:
-        raise ValueError(f"{folder} has no config.json; give a folder that save_pretrained wrote")
+        raise ValueError(
+            f"{folder} has no config.json; give a folder that save_pretrained wrote, or of GGUF files on the "
+            "Hub one, as owner/name:Q4_K_M"
+        )
     raw = with_modelopt(folder, raw)
     fields = Fields(raw, str(folder / "config.json"))
     names = raw.get("architectures")

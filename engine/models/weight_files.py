@@ -39,8 +39,9 @@ def weight_files(folder: Path) -> list[Path]:
                 f"model that it is for: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
             )
         raise ValueError(
-            f"{folder} has neither {SINGLE_FILE} nor {INDEX}{hint}. Other formats are never opened; "
-            f"convert with transformers: AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
+            f"{folder} has neither {SINGLE_FILE} nor {INDEX}{hint}. Of GGUF files on the Hub give one, as "
+            "owner/name:Q4_K_M; other formats are never opened: convert with transformers, by "
+            "AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)"
         )
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -63,7 +64,7 @@ def listed(problems: list[str]) -> str:
 def open_weights(path: Path) -> Any:  # safetensors has no types
     """Return an open file, its header read. Raises ValueError if it is not whole."""
     if path.suffix == ".gguf":
-        from quire.engine.models.gguf.tensors import open_gguf  # which needs its own library
+        from quire.engine.models.gguf.file import open_gguf  # which needs its own library
 
         return open_gguf(path)
     try:

@@ -56,7 +56,8 @@ def add_model(parser: Parser) -> None:
         default=MODEL_FOLDER,
         shown="the bundled demo model",
         metavar="MODEL",
-        help="A folder that save_pretrained wrote, or a Hub id (owner/name).",
+        help="A folder that save_pretrained wrote, a GGUF file, or a Hub id (owner/name; of a GGUF file "
+        "there owner/name:Q4_K_M).",
     )
 
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from quire.engine.models.gguf import tensors
+from quire.engine.models.gguf.file import known_kind
 from quire.engine.models.gguf.tensors import GgufTensor, expand_gguf
 from quire.engine.models.hub import resolve_model
 from quire.engine.models.loader import load_model
@@ -36,7 +37,7 @@ __all__ = ["own_cache"]
 CPU = torch.device("cpu")
 # Those that transformers reads itself, each tensor as one weight.
 READ_BY_TRANSFORMERS = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "starcoder2", "gpt2")
-KINDS = [kind for kind in Kind if tensors._known_kind(kind) is not None]
+KINDS = [kind for kind in Kind if known_kind(kind) is not None]
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")

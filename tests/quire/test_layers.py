@@ -163,6 +163,7 @@ FRONT = {"quire.kernels.formats.cache_spec", "quire.kernels.formats.state_spec"}
         *("models.added_tokens", "models.attention_shape", "models.cache_groups", "models.config"),
         *("models.float8", "models.generation_config", "models.hub", "models.json_fields"),
         *("models.measured_cache", "models.modelopt", "models.packed"),
+        *(f"models.gguf.{name}" for name in ("architectures", "config", "folder", "header", "tokenizer")),
         *("models.pooled_texts", "models.pooling", "models.projection", "models.quantisation"),
         *("models.quantisation_config", "models.rope_config", "models.sentence_modules"),
         "models.tokenizer_json",

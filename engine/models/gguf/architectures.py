@@ -250,7 +250,7 @@ _FOR_IMAGES = ("clip", "mmproj")
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     """Return what a file's model is. Raises ValueError that names what it is, and which are served."""
-    name = metadata.get("general.architecture")
+    name = str(metadata.get("general.architecture"))
     if name in _FOR_IMAGES or metadata.get("general.type") == "mmproj":
         raise ValueError(
             "is a projector of images (mmproj), which is no model: give the file of the model that it is for"

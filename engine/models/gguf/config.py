@@ -37,6 +37,8 @@ def config_of(headers: Headers) -> dict[str, Any]:
         return _config(headers)
     except ValueError as error:
         raise ValueError(f"{path} {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:  # of values of other types
+        raise ValueError(f"{path} has metadata that cannot be read: {error!r}; download it again") from error
 
 
 def generation_of(headers: Headers) -> dict[str, Any]:

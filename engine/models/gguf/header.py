@@ -150,6 +150,8 @@ class _Reader:
             return self.string()
         if kind == _ARRAY:
             of, count = self.numbers("IQ")
+            if of == _ARRAY:
+                raise _Damaged("its metadata has a list of lists")
             if of in _NUMBERS:
                 if count > len(self.data):
                     raise _Damaged(f"it ends at byte {len(self.data)}, within a list of {count} numbers")
@@ -194,5 +196,7 @@ def _tensor(reader: _Reader) -> TensorInfo:
     if not 1 <= dimensions <= _MOST_DIMENSIONS:
         raise _Damaged(f"{name} has {dimensions} dimensions")
     shape = reader.numbers(f"{dimensions}Q")
+    if not all(shape):
+        raise _Damaged(f"{name} has the shape {list(reversed(shape))}")
     kind, offset = reader.numbers("IQ")
     return TensorInfo(name, tuple(reversed(shape)), kind, offset)

@@ -1,12 +1,10 @@
-"""GGUF files opened as those of the folder that their model was made from."""
+"""The weights of GGUF files, as the folder that their model was made from has them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,59 +15,14 @@ from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ranges_of, round_once
 from quire.engine.models.gguf.architectures import Architecture, architecture_of
-from quire.engine.models.gguf.header import Header, TensorInfo, read_header
-from quire.engine.models.weight_files import listed
+from quire.engine.models.gguf.file import GgufFile
+from quire.engine.models.gguf.header import TensorInfo
 
 _PIECE = 1 << 22  # numbers that are expanded at once
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _GATE_OF_SHARED = "ffn_gate_inp_shexp"  # a vector in files, and a matrix of one row in a folder
 # Factors of rotary positions, which the configuration has.
 _IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-class GgufFile:
-    """A file, its header read; numbers stay in the file. Names and bytes are as it has them."""
-
-    def __init__(self, header: Header) -> None:
-        """Raises ValueError, by name, for a tensor of an unknown type, or one that the file ends within."""
-        self.header = header
-        self._bytes = np.memmap(header.path, np.uint8, "r")
-        problems = [told for each in header.tensors if (told := self._wrong(each))]
-        if problems:
-            raise ValueError(f"{header.path.resolve()} cannot be read: {listed(problems)}")
-
-    def __enter__(self) -> GgufFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._bytes
-
-    def _wrong(self, info: TensorInfo) -> str:
-        kind = _known_kind(info.kind)
-        if kind is None:
-            return f"{info.name} is of the type {_kind_name(info.kind)}, which is not known"
-        in_block, block_bytes = GGML_QUANT_SIZES[kind]
-        if len(info.shape) == 1 and in_block > 1:
-            return f"{info.name} is a vector in blocks ({kind.name}), which is not known"
-        if info.shape[-1] % in_block:
-            return f"{info.name} has rows of {info.shape[-1]} numbers, in blocks of {in_block}"
-        end = self.header.data_start + info.offset + info.elements // in_block * block_bytes
-        if end > len(self._bytes):
-            return f"{info.name} ends at byte {end}, and the file at {len(self._bytes)}: download it again"
-        return ""
-
-    def rows(self, info: TensorInfo, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the bytes of a tensor's rows of so many numbers [rows, bytes of one]."""
-        in_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(info.kind)]
-        begin = self.header.data_start + info.offset
-        size = width // in_block * block_bytes
-        count = info.elements // width
-        return self._bytes[begin : begin + count * size].reshape(count, size)
-
-
-def open_gguf(path: Path) -> GgufFile:
-    """Raise ValueError for a file that is not whole, or has tensors of an unknown type."""
-    return GgufFile(read_header(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,21 +174,3 @@ def _weights(
 def _halves(rows: int, heads: int) -> Any:
     """Return which row of a file each row is, of queries or keys whose heads' halves stand in turns there."""
     return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-
-
-@cache
-def _known_kind(kind: int) -> GGMLQuantizationType | None:
-    """Return a kind by its number; None if there is none such, or numbers are not made of its blocks."""
-    try:
-        known = GGMLQuantizationType(kind)
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[known][1]), np.uint8), known)
-    except (ValueError, NotImplementedError):
-        return None
-    return known
-
-
-def _kind_name(kind: int) -> str:
-    try:
-        return GGMLQuantizationType(kind).name
-    except ValueError:
-        return str(kind)
