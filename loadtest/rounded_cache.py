@@ -276,7 +276,8 @@ def _is_demo(model: str) -> bool:
 
 
 def _load_format(model: str) -> LoadFormat:
-    return "auto" if any(Path(resolve_model(model)).glob("*.safetensors")) else "dummy"
+    has_weights = any(each.suffix in (".safetensors", ".gguf") for each in resolve_model(model).iterdir())
+    return "auto" if has_weights else "dummy"
 
 
 def _table(title: str, rows: list[Any]) -> Table:

@@ -22,7 +22,7 @@ ELSEWHERE += [f"{_TEMPLATES[:at]}[!{letter}]*/*" for at, letter in enumerate(_TE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # A repository's GGUF file by how its weights are quantised, as llama.cpp and vLLM name it.
-_HUB_GGUF = re.compile(rf"({_HUB_ID.pattern}):([\w.-]+)")
+_HUB_GGUF = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):([\w.-]+)")
 
 
 def check_model(name_or_path: str) -> None:
@@ -77,7 +77,7 @@ def resolve_model(
     check_model(name_or_path)
     if (named := _HUB_GGUF.fullmatch(name_or_path)) is None:
         return _fetched(name_or_path, on_progress, files, ELSEWHERE)
-    repository, quantised = named[1], named[3]
+    repository, quantised = named[1], named[2]
     endings = {quantised, quantised.upper(), quantised.lower()}
     wanted = [
         f"{before}{each}{part}.gguf"

@@ -17,6 +17,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 
 NO_MODELS = ("./missing", "/missing/model", "a/b/c", "../a", "", "https://host/a", "model.safetensors")
+NO_MODELS += ("localhost:8000", "a/b/c:Q8_0")
 
 
 @pytest.mark.parametrize("name", NO_MODELS)

@@ -26,7 +26,10 @@ _SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 # What changes nothing, or is taken from elsewhere.
-_UNREAD = {"vocab_size", "rope.dimension_count", "rope.freq_base", "attention.value_length", "pooling_type"}
+_UNREAD = {
+    "vocab_size", "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "attention.value_length",
+    "pooling_type", "tensor_data_layout",
+}  # fmt: skip
 _ATTENDS_OTHERWISE = {"attention.causal": True, "attention.max_alibi_bias": 0.0, "attention.clamp_kqv": 0.0}
 
 

@@ -67,24 +67,22 @@ def folder_of(path: Path) -> Path:
     try:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent.parent))
+        try:
+            (inner := made / folder.name).mkdir()
+            (inner / "config.json").write_text(json.dumps(config, indent=1))
+            (inner / "generation_config.json").write_text(json.dumps(generation, indent=1))
+            save_tokenizer(headers.files[0].path, headers.metadata, inner)
+            for part, name in zip(parts, _names(len(parts)), strict=True):
+                (inner / name).symlink_to(part)
+            made.rename(folder.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise ValueError(
-            f"what {path} says of its model cannot be written to {folder.parent.parent} ({error.strerror}): "
-            "set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    try:
-        (inner := made / folder.name).mkdir()
-        (inner / "config.json").write_text(json.dumps(config, indent=1))
-        (inner / "generation_config.json").write_text(json.dumps(generation, indent=1))
-        save_tokenizer(headers.files[0].path, headers.metadata, inner)
-        for part, name in zip(parts, _names(len(parts)), strict=True):
-            (inner / name).symlink_to(part)
-        made.rename(folder.parent)
-    except OSError:
         if not folder.is_dir():  # nor has another process made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+            raise ValueError(
+                f"what {path} says of its model cannot be written to {folder.parent.parent} "
+                f"({error.strerror}): set XDG_CACHE_HOME to a folder that can be written"
+            ) from error
     return folder
 
 
