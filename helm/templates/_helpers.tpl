@@ -42,7 +42,8 @@ helm.sh/chart: {{ printf "%s-%s" .context.Chart.Name .context.Chart.Version }}
 {{- if .Values.model.servedNames -}}
 {{- first .Values.model.servedNames -}}
 {{- else -}}
-{{- hasPrefix "/" .Values.model.name | ternary (base .Values.model.name) .Values.model.name | default "quire-demo" -}}
+{{- $own := regexReplaceAll "(-[0-9]{5}-of-[0-9]{5})?\\.gguf$" (base .Values.model.name) "" -}}
+{{- hasPrefix "/" .Values.model.name | ternary $own .Values.model.name | default "quire-demo" -}}
 {{- end -}}
 {{- end -}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 import yaml
 
 from quire.engine.config import KVEventsConfig
@@ -48,6 +49,21 @@ def test_plugins_are_the_values_own_and_a_change_restarts_the_picker() -> None:
         for each in (plain, own)
     }
     assert len(checksums) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/tiny", "tiny"),
+        ("/models/tiny.Q8_0.gguf", "tiny.Q8_0"),
+        ("/models/tiny-00001-of-00002.gguf", "tiny"),
+        ("owner/tiny-GGUF:Q8_0", "owner/tiny-GGUF:Q8_0"),
+    ],
+)
+def test_models_go_by_the_names_that_servers_have_for_them(model: str, name: str) -> None:
+    replica = container(render("--set", f"engine.kvEvents.enabled=true,model.name={model}"), "quire")
+    (given,) = (each for each in replica["args"] if each.startswith("--kv-events-config="))
+    assert f'"topic":"kv@$(POD_IP)@{name}"' in given
 
 
 def test_events_of_the_cache_are_published_under_the_pods_address() -> None:

@@ -18,7 +18,7 @@ from quire.engine.models.gguf.architectures import Architecture, architecture_of
 from quire.engine.models.gguf.file import GgufFile
 from quire.engine.models.gguf.header import TensorInfo
 
-_PIECE = 1 << 22  # numbers that are expanded at once
+_PIECE = 1 << 20  # numbers that are expanded at once
 _IN_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _GATE_OF_SHARED = "ffn_gate_inp_shexp"  # a vector in files, and a matrix of one row in a folder
 # Factors of rotary positions, which the configuration has.
