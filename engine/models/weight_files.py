@@ -17,9 +17,9 @@ logger = logging.getLogger("quire.engine")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files; an index may name only files beside it. Without any: GGUF files.
+    """Return the folder's safetensors files; an index may name only files beside it.
 
-    Raises ValueError that says what is missing.
+    Without any they are those in GGUF. Raises ValueError that says what is missing.
     """
     if (folder / _ADAPTER).is_file():
         logger.warning("%s: the adapter that it describes is not applied", folder / _ADAPTER)

@@ -115,6 +115,11 @@ METADATA: list[tuple[dict[str, Any], str]] = [
     ({"llama.attention.head_count": 0}, "has metadata that cannot be read: ZeroDivisionError"),
     ({"llama.embedding_length": "many"}, "has metadata that cannot be read: TypeError"),
     ({"tokenizer.ggml.eos_token_id": 1000}, "no tokenizer can be made of what it says: IndexError"),
+    (
+        {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
+        "has texts begin with a token of which it has no number",
+    ),
+    ({"tokenizer.chat_template./etc/passwd": "x"}, "has a chat template of the name '/etc/passwd'"),
     ({"llama.pooling_type": 1}, "pools by pooling_type 1"),
     ({"tokenizer.ggml.tokens": None}, "has no tokens"),
     ({"tokenizer.ggml.model": "rwkv"}, "has a tokenizer of the kind 'rwkv'; known are gpt2, llama"),
