@@ -95,6 +95,18 @@ def test_quantised_weights_are_loaded_as_their_numbers(
     assert difference(generate(model), reference) < LEAST_AGREEMENT
 
 
+@pytest.mark.parametrize(
+    ("quantised", "dtype"), [(Kind.F32, "float32"), (Kind.F16, "float16"), (Kind.BF16, "bfloat16")]
+)
+def test_weights_that_are_not_quantised_keep_their_type(quantised: Kind, dtype: str, tmp_path: Path) -> None:
+    path, _ = save_gguf("llama", tmp_path, quantised)
+    folder = resolve_model(str(path))
+    assert read_model(folder).dtype == dtype
+    exact = weights_of(path)
+    rounded = weights_of(path, getattr(torch, dtype))
+    assert all(torch.equal(rounded[name].float(), exact[name]) for name in exact if exact[name].dim() > 1)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_ranks_of_a_native_decoder_read_their_shares(kind: str, tmp_path: Path) -> None:
     path, _ = save_gguf(kind, tmp_path, Kind.Q4_0)

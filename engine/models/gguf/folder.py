@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from quire.engine.models.gguf.architectures import architecture_of
@@ -95,13 +95,8 @@ def _names(count: int) -> list[str]:
 def _place(parts: list[Path]) -> Path:
     """Return where the folder of such files is, by what they are and by what reads them."""
     files = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
-    said = json.dumps([files, [_version(name) for name in ("quire", "transformers", "tokenizers")]])
+    said = hashlib.sha256(json.dumps([files, version("transformers"), version("tokenizers")]).encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        said.update(source.read_bytes())
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return caches / "quire" / "gguf" / hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+    return caches / "quire" / "gguf" / said.hexdigest()[:16]
