@@ -13,7 +13,7 @@ from quire.engine.urls import check_redis_url, check_replica_url
 
 MOST_RANKS = 64  # of one model
 PreemptionMode = Literal["auto", "swap", "recompute"]
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BLOCK_SIZE = 16  # unless a model needs another
 ModelImpl = Literal["auto", "native", "transformers"]
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]

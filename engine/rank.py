@@ -83,6 +83,12 @@ def build_rank(
     report = report or Reporter(lambda _: None, time.monotonic())
     folder = described_folder(config, device, report)
     chosen = _choose(config, folder, device)
+    if not chosen.part.cache_specs and config.max_model_len is None:
+        logger.info(
+            "all layers keep states, so that nothing tells how long a text may be: up to %d tokens, unless "
+            "--max-model-len says less",
+            chosen.limits.max_model_len,
+        )
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         # One core is the API process's.
         torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
@@ -166,6 +172,7 @@ def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen
     sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
     part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     dtype = choose_dtype(config, part, device)
+    # Which formats kernels take, whatever the size of blocks from 16 on; how much those hold it depends on.
     kv_format = named_format(config.kv_cache_dtype, part, dtype, gpu, config.block_size or BLOCK_SIZE)
     max_model_len = config.max_model_len or part.longest
     part, block_size = in_blocks(part.within(max_model_len), config.block_size, kv_format, dtype)

@@ -106,6 +106,8 @@ def named_format(
 
 
 def _why_unsuited(held: KVFormat, model: ModelConfig, gpu: Gpu) -> str | None:
+    if not model.cache_specs:
+        return f"{held.name} is for keys and values, and all layers of the model keep states"
     if any(spec.latent for spec in model.cache_specs):
         return f"{held.name} is not for a model that keeps latents, which take less as they are"
     if any(spec.index for spec in model.cache_specs):

@@ -59,9 +59,10 @@ def choose_blocks(
     given = config.kv_cache_memory_bytes
     if given is None:
         return measure_blocks(config, runner, block_bytes, ranks)
-    if given < block_bytes:
+    least = block_bytes * (1 + runner.keeps_states)  # states have a block of rows that pad
+    if given < least:
         raise ValueError(
-            f"--kv-cache-memory-bytes must have room for a block, {block_bytes} bytes here, got {given}"
+            f"--kv-cache-memory-bytes must have room for a block, {least} bytes here, got {given}"
         )
     if runner.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -70,7 +71,7 @@ def choose_blocks(
             raise ValueError(
                 f"--kv-cache-memory-bytes is {given}, and {free} bytes are free beside the weights"
             )
-    return given // block_bytes
+    return given // block_bytes - runner.keeps_states
 
 
 def measure_blocks(
@@ -95,6 +96,7 @@ def measure_blocks(
         spare = min(CPU_CACHE_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
         spare //= config.tensor_parallel_size
         hint = "free some memory, or give --num-gpu-blocks-override"
+    spare -= block_bytes * runner.keeps_states
     if ranks is not None:
         spare = ranks.least(spare)
     if spare < block_bytes:

@@ -17,7 +17,8 @@ LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 MAX_HEAD_DIM = 512
 LARGEST_KEY_TILE = 64  # that attention with a window reads: from the tile on in which the window begins
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # a tile has keys of several blocks, or is a part of one
+# A tile has keys of several blocks, or is a part of one.
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def tile_keys(dim: int, itemsize: int) -> int:

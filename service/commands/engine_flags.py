@@ -185,7 +185,7 @@ def add_cache_flags(group: FlagGroup) -> None:
         type=int,
         choices=BLOCK_SIZES,
         default=None,
-        help="Tokens in a KV block. Default: 16; 64 to 256 of a model that keeps states (Mamba and its kin).",
+        help="Tokens in a KV block. Default: 16; 64 to 1024 of a model with states (Mamba and its kin).",
     )
     flag(
         group,

@@ -47,9 +47,11 @@ SHAPES = [
     (7, 1, 96, 4, 20),
     (8, 1, 64, 8, 0),
     (4, 1, 128, 256, 0),
+    (4, 2, 64, 512, 20),
+    (2, 1, 64, 1024, 0),
 ]
 # Splits for each shape: as planned, one, fewer than tiles, as many, more.
-SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2], [None, 2], [1], [3], [8], [2]]
+SPLITS = [[None, 1], [3], [8], [2, None], [1, 3], [8], [2], [None, 2], [1], [3], [8], [2], [3], [2]]
 
 
 def lengths_around(block_size: int) -> list[int]:

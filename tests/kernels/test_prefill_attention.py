@@ -43,6 +43,8 @@ CASES = [
     (7, 1, 96, 4, 20, SHORT),
     (8, 1, 64, 8, 0, RAGGED),
     (4, 1, 128, 256, 0, SHORT),
+    (4, 1, 64, 512, 0, SHORT),
+    (8, 1, 64, 1024, 0, RAGGED),
 ]
 UNTOUCHED = 7.0  # what `out` holds where nothing is to be written
 BESIDE = [(0, 3), (70, 0)]  # tokens before and after

@@ -11,6 +11,7 @@ import torch
 from quire.engine.config import EngineConfig
 from quire.engine.device.block_size import MOST_STATE_GROUPS, in_blocks
 from quire.engine.device.kv_cache import KVCache, bytes_per_block
+from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.models.config import ModelConfig
@@ -81,6 +82,38 @@ def test_all_that_a_model_of_states_alone_keeps_is_one_block_of_a_sequence(tmp_p
     assert outputs[0].cached_tokens == 28
 
 
+def test_steps_of_nobody_leave_states_alone(tmp_path: Path) -> None:
+    """Of latents beside states they tell of more tokens than there are."""
+    save_tiny("kimi_linear", tmp_path)
+    core, _ = start_engine(EngineConfig(model=str(tmp_path), device="cpu", num_gpu_blocks_override=8))
+    assert isinstance(core.runner, ModelRunner) and core.runner.cache.states is not None
+    core.runner.cache.blocks.fill_(0)
+    for each in core.runner.cache.states.layers:
+        for state in each:
+            state.fill_(1)
+    core.runner.warm_up()
+    core.runner.run_idle(5)
+    core.runner.queue.settle()
+    assert all((state[:-1] == 1).all() for each in core.runner.cache.states.layers for state in each)
+
+
+def test_keys_and_values_of_few_bits_are_for_models_that_keep_some(tmp_path: Path) -> None:
+    save_tiny("mamba2", tmp_path)
+    with pytest.raises(ValueError, match=r"fp8_e4m3 is for keys and values, and all layers .* keep states"):
+        start_engine(EngineConfig(model=str(tmp_path), device="cpu", kv_cache_dtype="fp8_e4m3"))
+
+
+def test_the_block_of_rows_that_pad_is_of_the_memory_that_is_given(tmp_path: Path) -> None:
+    save_tiny("lfm2", tmp_path)
+    settings = {"model": str(tmp_path), "device": "cpu"}
+    info = start_engine(EngineConfig(**settings, num_gpu_blocks_override=4))[1]
+    given = 10 * info.bytes_per_block
+    info = start_engine(EngineConfig(**settings, kv_cache_memory_bytes=given))[1]
+    assert info.num_blocks == 9
+    with pytest.raises(ValueError, match="--kv-cache-memory-bytes must have room for a block"):
+        start_engine(EngineConfig(**settings, kv_cache_memory_bytes=2 * info.bytes_per_block - 1))
+
+
 def test_chunks_are_cut_where_blocks_end_and_earlier_tokens_come_first() -> None:
     """So that who shares a block that another row computes in the same step finds its states there."""
     spans = (Span(0, 6, 14), Span(1, 1, 0), Span(2, 9, 9))  # the second pads
@@ -129,7 +162,8 @@ def with_states(config: ModelConfig, layers: int, *shapes: tuple[int, ...]) -> M
         (9, 512, None, 64, 9),  # two attention layers keep 16 KiB of 64 tokens
         (9, 4096, None, 64, 2),
         (40, 4096, None, 256, 8),
-        (9, 40_960, None, 256, 2),  # 256 tokens take less than a layer's states
+        (9, 40_960, None, 1024, 3),
+        (9, 400_000, None, 1024, 2),  # 1024 tokens take less than a layer's states
         (9, 4096, 16, 16, 2),
     ],
 )

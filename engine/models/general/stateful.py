@@ -72,11 +72,15 @@ class CacheOfStates:
 
 
 def state_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that keep states, by name: those whose code changes them in a cache."""
-    for name, module in model.named_modules():
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        if code is not None and _CHANGES.intersection(code.co_names):
-            yield name, module
+    """Return the modules that keep states, by name: those whose code changes them in a cache."""
+    changing = {kind for kind in {type(module) for module in model.modules()} if _changes_states(kind)}
+    return ((name, module) for name, module in model.named_modules() if type(module) in changing)
+
+
+def _changes_states(kind: type[nn.Module]) -> bool:
+    methods = (each for part in kind.__mro__ for each in vars(part).values())
+    codes = (each.__code__ for each in map(inspect.unwrap, filter(inspect.isfunction, methods)))
+    return any(_CHANGES.intersection(code.co_names) for code in codes)
 
 
 class StateRecorder:
@@ -102,6 +106,8 @@ class StateRecorder:
                 raise UnsupportedAttention("its layers that keep states are gone through more than once")
             cache = CacheOfStates({})
             result = called.forward(**called.named(args, given), **{called.cache: cache})
+            if not all(state.is_floating_point() for state in cache.states.values()):
+                raise UnsupportedAttention("it keeps states that are no floating numbers")
             self._noted[name] = {
                 key: StateSpec(
                     tuple(state.shape[1:]),
@@ -125,7 +131,7 @@ class Called:
         self._signature = inspect.signature(self.forward)
         taken = self._signature.parameters
         self.cache = next((name for name in _CACHES if name in taken), "")
-        if not self.cache:
+        if not self.cache or "hidden_states" not in taken:
             raise UnsupportedAttention(f"how {type(module).__name__} takes its states is not known")
         self._others = {name for name, each in taken.items() if each.kind is each.VAR_KEYWORD}
 

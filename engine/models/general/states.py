@@ -76,8 +76,9 @@ def _pieces(batch: ForwardBatch, block_size: int, spare: int) -> list[_Piece]:
         pieces.append(_Piece(0, len(rows), before, torch.where(lens > 0, after, spare), apart=True))
     if prefill is None:
         return pieces
-    if not prefill.spans:  # a step of nobody
-        return [*pieces, _Piece(len(rows), len(batch.tokens), None, None)]
+    rest = len(batch.tokens) - len(rows)
+    if sum(span.tokens for span in prefill.spans) != rest:  # a step of nobody, of which other things are told
+        return [*pieces, _Piece(len(rows), len(batch.tokens), None, None)] if rest else pieces
     cut = sorted(_cut(prefill.spans, len(rows), block_size))
     numbers = torch.tensor(cut, dtype=torch.int64).view(-1, 4).to(tables.device, non_blocking=True)
     first, begins, ends, row_of = numbers.unbind(1)
