@@ -32,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
+    lora: str | None = None  # a folder that peft wrote, of an adapter that is merged into the model
     runner: Runner = "auto"  # generate: text; pooling: vectors of prompts; auto: as the model's folder says
     model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
     generation_config: str = "auto"  # auto: the model's folder; vllm: none; else a folder
@@ -88,6 +89,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"--seed ({self.seed}) is of dummy weights and needs --load-format dummy; what is sampled is "
                 "seeded by a request's own seed (--sampling-seed of quire generate)"
+            )
+        if self.lora is not None and self.load_format == "dummy":
+            raise ValueError(
+                f"--lora {self.lora} is merged into weights, and --load-format dummy reads none; leave out "
+                "one of them"
             )
         if not 1 <= self.tensor_parallel_size <= MOST_RANKS:
             raise ValueError(
@@ -147,6 +153,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pinned_blocks: int = 0  # of num_blocks: never evicted, so no request can have them to itself
     vector_size: int = 0  # numbers of a vector that a model gives which embeds
     pooling: Pooling | None = None  # None: the model generates text
+    merged: tuple[str, str] | None = None  # an adapter, and the model whose weights it was merged into
 
     @property
     def capacity(self) -> Capacity:

@@ -32,8 +32,9 @@ from quire.engine.device.streams import CudaQueue
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
-from quire.engine.models.hub import TOKENIZER_FILES, describes_itself, resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES, describes_itself
 from quire.engine.models.loader import Model, load_model
+from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
@@ -55,7 +56,7 @@ TIMED_SUMS = 5  # over the ranks
 class Rank:
     """A rank's part of an engine, ready to step. `model` is the whole one, `part` what the rank computes."""
 
-    folder: Path
+    folders: ModelFolders
     model: ModelConfig
     part: ModelConfig
     runner: ModelRunner
@@ -81,8 +82,7 @@ def build_rank(
     Raises ValueError that says what does not fit and which flag to change.
     """
     report = report or Reporter(lambda _: None, time.monotonic())
-    folder = described_folder(config, device, report)
-    chosen = _choose(config, folder, device)
+    chosen = _choose(config, described_folders(config, device, report), device)
     if not chosen.part.cache_specs and config.max_model_len is None:
         logger.info(
             "all layers keep states, so that nothing tells how long a text may be: up to %d tokens, unless "
@@ -93,10 +93,10 @@ def build_rank(
         # One core is the API process's.
         torch.set_num_threads(max(1, ((os.cpu_count() or 1) - 1) // config.tensor_parallel_size))
     # The weights, once nothing is refused that config.json alone tells.
-    folder = resolve_model(config.model, report.phase("download", "B"))
-    model, weight_bytes = _load(config, folder, chosen, device, ranks, report)
+    folders = resolve_folders(config.model, config.lora, report.phase("download", "B"))
+    model, weight_bytes = _load(config, folders.base, chosen, device, ranks, report)
     pooling = chosen.whole.pooling
-    projections = [] if pooling is None else _projections(config, folder, pooling, device)
+    projections = [] if pooling is None else _projections(config, folders.base, pooling, device)
     weight_bytes += sum(each.num_bytes for each in projections)
     block_size = chosen.block_size
     dequantized = dequantized_dtype(chosen.part, chosen.kv_format, chosen.dtype, gpu_of(device), block_size)
@@ -124,7 +124,7 @@ def build_rank(
         free, total = torch.cuda.mem_get_info(device)
         taken = total - free
     return Rank(
-        folder=folder,
+        folders=folders,
         model=chosen.whole,
         part=chosen.part,
         runner=runner,
@@ -140,14 +140,15 @@ def build_rank(
     )
 
 
-def described_folder(config: EngineConfig, device: torch.device, report: Reporter) -> Path:
-    """Return a folder that has all that describes the model: of one on the Hub its weights may come later."""
+def described_folders(config: EngineConfig, device: torch.device, report: Reporter) -> ModelFolders:
+    """Return folders that have all that describes the model: of one on the Hub its weights may come later."""
     if describes_itself(config.model):
-        return resolve_model(config.model, report.phase("download", "B"))
-    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
-    if config.dtype == "auto" and device.type == "cuda" and not names_dtype(folder):  # which its weights tell
-        return resolve_model(config.model, report.phase("download", "B"))
-    return folder
+        return resolve_folders(config.model, config.lora, report.phase("download", "B"))
+    folders = resolve_folders(config.model, config.lora, lambda done, total: None, TOKENIZER_FILES)
+    # Where config.json names none, weights tell the dtype.
+    if config.dtype == "auto" and device.type == "cuda" and not names_dtype(folders.base):
+        return resolve_folders(config.model, config.lora, report.phase("download", "B"))
+    return folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +166,11 @@ class _Chosen:
     with_graphs: bool
 
 
-def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen:
+def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -> _Chosen:
     """Raises ValueError for what does not go together, or can never fit on the device."""
     gpu = gpu_of(device)
-    whole = read_model(folder, config.model_impl, config.runner)
-    sampling_defaults = read_sampling_defaults(config.generation_config, folder, whole.vocab_size)
+    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    sampling_defaults = read_sampling_defaults(config.generation_config, folders.base, whole.vocab_size)
     part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     dtype = choose_dtype(config, part, device)
     # Which formats kernels take, whatever the size of blocks from 16 on; how much those hold it depends on.
@@ -181,7 +182,7 @@ def _choose(config: EngineConfig, folder: Path, device: torch.device) -> _Chosen
     )
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
-        refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total)
+        refuse_too_large(config, folders.base, whole, dtype.itemsize, kv_format, total)
     return _Chosen(
         whole=whole,
         part=part,

@@ -18,11 +18,12 @@ from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.model_folders import merged_names
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.leader import Leader, LeadingRunner
 from quire.engine.preemption_costs import measure_costs
 from quire.engine.progress import Reporter
-from quire.engine.rank import Rank, build_rank, described_folder
+from quire.engine.rank import Rank, build_rank, described_folders
 from quire.engine.registry.deployment import hash_seed
 from quire.engine.schedule.preemption import PreemptionPolicy
 from quire.engine.schedule.scheduler import Scheduler
@@ -78,15 +79,14 @@ def _start(
         rank = build_rank(config, device, report=report)
         return _engine(config, device, rank, rank.runner)
     # What cannot be is refused before processes start, and before weights are downloaded.
-    folder = described_folder(config, device, report)
-    part = read_model(folder, config.model_impl, config.runner).of_rank(
-        config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel
-    )
+    folders = described_folders(config, device, report)
+    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     part = part.within(config.max_model_len or part.longest)
     if part.implementation == "transformers":
         from quire.engine.models.general.division.divide import refuse_undividable  # which takes seconds
 
-        refuse_undividable(folder, part)
+        refuse_undividable(folders.base, part)
     leader = Leader(config, on_lost)
     try:
         rank = build_rank(config, device, leader.join(device), report)
@@ -117,10 +117,10 @@ def _engine(
     config: EngineConfig, device: torch.device, rank: Rank, runner: ModelRunner | LeadingRunner
 ) -> tuple[EngineCore, EngineInfo]:
     """Return the engine whose runner executes steps on all ranks, of which `rank` is the first."""
-    folder, model_config, limits = rank.folder, rank.part, rank.runner.limits
+    folders, model_config, limits = rank.folders, rank.part, rank.runner.limits
     num_blocks, num_host_blocks = rank.num_blocks, rank.num_host_blocks
     dtype = choose_dtype(config, model_config, device)
-    grammars = grammars_of(folder, model_config.vocab_size, model_config.eos_token_ids)
+    grammars = grammars_of(folders.tokenizer, model_config.vocab_size, model_config.eos_token_ids)
     matrix_bytes = model_config.vocab_rows * model_config.embedding_size * dtype.itemsize
     block_bytes = bytes_per_block(model_config, rank.block_size, rank.kv_format)
     # transformers' code has its own rotary positions, which the configuration knows nothing of.
@@ -165,6 +165,7 @@ def _engine(
         all_reduce_seconds=rank.all_reduce_seconds,
         vector_size=pooling.vector_size(model_config.hidden_size) if pooling else 0,
         pooling=pooling,
+        merged=merged_names(config.model, config.lora, folders),
     )
     cache_seed = secrets.randbits(64) if config.cache_seed is None else hash_seed(config.cache_seed)
     # Of a prompt's beginning that is found in the cache there are no hidden states to gather.

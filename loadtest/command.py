@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.engine.models.hub import check_model
+from quire.engine.models.model_folders import check_names
 from quire.loadtest.provenance import Provenance, module_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def told_of(error: Exception) -> str:
 def check_model_argument(parser: argparse.ArgumentParser, model: str) -> None:
     """Exit with a usage error for what `quire serve` would not take as its MODEL."""
     try:
-        check_model(model)
+        check_names(model, None)
     except ValueError as error:
         parser.error(str(error))
 

@@ -27,6 +27,7 @@ class Configured:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        lora: str | PathLike[str] | None = None,
         runner: Runner = "auto",
         model_impl: ModelImpl = "auto",
         generation_config: str = "auto",
@@ -50,6 +51,8 @@ class Configured:
         on_progress: Callable[[Progress], None] | None = None,
         **unknown: Any,
     ) -> None:
+        if lora is not None:
+            lora = fspath(lora)
         self._config = engine_config(fspath(model), locals(), unknown)
         self._chat_template = chat_template
         self._begin(on_progress)

@@ -14,7 +14,7 @@ import torch
 from quire.engine.config import EngineConfig, EngineInfo
 from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
@@ -64,9 +64,9 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
     """Return how the model would fit on other numbers of such GPUs, by its configuration alone."""
     if info.device == "cpu":
         return []
-    folder = resolve_model(config.model)
-    model = read_model(folder, config.model_impl, config.runner)
-    return on_gpus(folder, model, info, config, torch.cuda.mem_get_info()[1])
+    folders = resolve_folders(config.model, config.lora)
+    model = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    return on_gpus(folders.base, model, info, config, torch.cuda.mem_get_info()[1])
 
 
 def on_gpus(
@@ -102,6 +102,7 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
     return [
         ("model", f"{info.model} ({info.architecture})"),
+        *_describe_merged(info),
         ("device", info.device + beside_it),
         ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
@@ -114,6 +115,12 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
         ("at once", f"{at_once:,} of those, or {sequences:,} sequences of {each:,} tokens each"),
         ("a step", f"at most {info.max_num_batched_tokens:,} tokens"),
     ]
+
+
+def _describe_merged(info: EngineInfo) -> Iterator[tuple[str, str]]:
+    if info.merged is not None:
+        adapter, base = info.merged
+        yield "adapter", f"{adapter} is merged into the weights of {base}"
 
 
 def _describe_latents(info: EngineInfo) -> Iterator[tuple[str, str]]:

@@ -12,8 +12,9 @@ import torch
 from quire.engine.config import BLOCK_SIZE, EngineConfig
 from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.hub import TOKENIZER_FILES, resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES
 from quire.engine.models.layers import layer_shapes
+from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
@@ -30,8 +31,8 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     """Print what each operation is computed by, a step after the other; of this machine without a name."""
     device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
     gpu = gpu_of(device) if gpu_name is None else KNOWN[gpu_name]
-    folder = resolve_model(config.model, lambda done, total: None, TOKENIZER_FILES)
-    model = read_model(folder, "native", config.runner)
+    folders = resolve_folders(config.model, config.lora, lambda done, total: None, TOKENIZER_FILES)
+    model = read_model(folders.base, "native", config.runner, folders.adapter)
     model.refuse_longer(config.max_model_len or 0)
     name = config.dtype
     if name == "auto":

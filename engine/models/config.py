@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from quire.engine.models.adapter_config import Adapter
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.cache_groups import CacheGroup, cache_groups, state_groups
 from quire.engine.models.json_fields import read_json
@@ -62,6 +63,7 @@ class ModelConfig:
     implementation: Implementation = "native"  # transformers: `quire.engine.models.general`
     pooling: Pooling | None = None  # None: it has a head for text
     quantised: Quantised | None = None  # None: weights of its files are what they stand for
+    adapter: Adapter | None = None  # merged into its weights
     chosen_tokens: int = 0  # of those before it that a token attends to, as indexers choose; 0: all
     attention: tuple[AttentionShape, ...] = ()  # by layer; none: all as the fields say. Those have the most
     states: tuple[LayerStates, ...] = ()  # of layers that keep no keys and values, or those besides
@@ -210,6 +212,11 @@ class ModelConfig:
         if not all(0 <= token < self.vocab_size for token in pooling.label_tokens):
             raise ValueError(f"{pooling.label_tokens} are not of the vocabulary's {self.vocab_size} tokens")
         return replace(self, pooling=pooling)
+
+    def with_adapter(self, adapter: Adapter) -> ModelConfig:
+        """Return the model with an adapter merged; head and embedding may be tied no more."""
+        tied = self.tie_word_embeddings and not adapter.unties
+        return replace(self, adapter=adapter, tie_word_embeddings=tied)
 
     def of_rank(self, ranks: int, *, expert_parallel: bool = False) -> ModelConfig:
         """Return the model as each of so many ranks computes it. Raises ValueError if they do not divide it.

@@ -60,13 +60,14 @@ def resolve_model(
     name_or_path: str,
     on_progress: Callable[[int, int], None] | None = None,
     files: list[str] = FILES,
+    revision: str | None = None,
 ) -> Path:
     """Return the model's folder, downloaded when it is a Hub id (`owner/name` or `name`).
 
     Of a GGUF file, a folder with nothing else, or a Hub id with how weights are quantised
     (`owner/name:Q4_K_M`) it is a folder that describes it. `on_progress` gets (done, total) bytes; the total
-    grows while files are found; only `files` are fetched, and GGUF files whole. Raises ValueError that says
-    what was tried.
+    grows while files are found; only `files` are fetched, and GGUF files whole. revision:
+    of what is on the Hub; None: its newest. Raises ValueError that says what was tried.
     """
     path = Path(name_or_path).expanduser()
     if name_or_path and path.is_dir():
@@ -76,7 +77,7 @@ def resolve_model(
         return folder_of(path)
     check_model(name_or_path)
     if (named := _HUB_GGUF.fullmatch(name_or_path)) is None:
-        return _fetched(name_or_path, on_progress, files, ELSEWHERE)
+        return _fetched(name_or_path, on_progress, files, ELSEWHERE, revision)
     repository, quantised = named[1], named[2]
     endings = {quantised, quantised.upper(), quantised.lower()}
     wanted = [
@@ -85,7 +86,7 @@ def resolve_model(
         for before in ("", "*[-._/]")
         for part in ("", "-[0-9]*-of-[0-9]*")
     ]
-    folder = _fetched(repository, on_progress, wanted, ["*mmproj*"])
+    folder = _fetched(repository, on_progress, wanted, ["*mmproj*"], revision)
     names = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf"))
     named_so = (name for name in names if any(fnmatch(name, each) for each in wanted))
     found = [folder / name for name in named_so if "mmproj" not in name]
@@ -98,7 +99,11 @@ def resolve_model(
 
 
 def _fetched(
-    repository: str, on_progress: Callable[[int, int], None] | None, wanted: list[str], unwanted: list[str]
+    repository: str,
+    on_progress: Callable[[int, int], None] | None,
+    wanted: list[str],
+    unwanted: list[str],
+    revision: str | None,
 ) -> Path:
     """Return the folder of a repository with the files that patterns name. Raises ValueError."""
     from huggingface_hub import snapshot_download
@@ -106,6 +111,7 @@ def _fetched(
     try:
         path = snapshot_download(
             repository,
+            revision=revision,
             allow_patterns=wanted,
             ignore_patterns=unwanted,
             tqdm_class=_progress_bar(on_progress) if on_progress else None,

@@ -16,6 +16,7 @@ from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.expansion import expand_files, tell_expanded
 from quire.engine.models.gpt2 import GPT2
+from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
@@ -73,6 +74,9 @@ def load_model(
     report = on_progress or (lambda done, total: None)
     if config.quantised is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
         tell_expanded(config.quantised, dtype)
+    if config.adapter is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
+        made_for = config.adapter.made_for or "a model that it does not name"
+        logger.info("%s, made for %s, is merged into weights of %s", config.adapter.folder, made_for, folder)
     if config.implementation == "transformers":
         from quire.engine.models.general.model import load_general  # transformers takes seconds to import
 
@@ -106,8 +110,7 @@ def load_model(
 def _load(
     folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
 ) -> None:
-    files = [open_weights(path) for path in weight_files(folder)]
-    files = expand_files(files, model.config.quantised, weights.dtype, weights.device)
+    files = _open(folder, model, weights)
     _find_tied(files, model, weights)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
@@ -130,6 +133,23 @@ def _load(
                     f"{folder}: config.json ties {name} to {twin}, but the two differ; "
                     f"set tie_word_embeddings to false to use both"
                 )
+
+
+def _open(folder: Path, model: Decoder | OPT | GPT2, weights: Weights) -> list[Any]:
+    """Return open files that have numbers of weights, with an adapter merged into them if there is one."""
+    opened = [open_weights(path) for path in weight_files(folder)]
+    quantised, adapter = model.config.quantised, model.config.adapter
+    files = expand_files(opened, quantised, weights.dtype, weights.device)
+    if adapter is None:
+        return files
+    naming = Naming(
+        of=lambda name: name if name in weights.tied else _full_name(name, model, weights),
+        has=lambda name: weights.shape_of(name) is not None,
+        inputs_first=weights.transposed,
+        tied=weights.pair,
+    )
+    bases = expand_files(opened, quantised, torch.float32, weights.device)
+    return merge_into_files(files, bases, adapter, naming, weights.dtype, weights.device)
 
 
 def _copy(file: Any, name: str, share: Share | None, place: Tensor, copy: Copy) -> None:

@@ -16,6 +16,7 @@ from quire.engine.models.quantisation import read_quantised
 from quire.engine.models.quantisation_config import quantisation_of
 from quire.engine.models.rope_config import RopeConfig
 
+HEADS, EMBEDDINGS = {"lm_head"}, {"embed_tokens", "wte"}  # how names of their modules end
 _DTYPES: dict[str, Dtype] = {
     "float32": "float32",
     "float": "float32",

@@ -10,9 +10,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from quire.engine.models.adapter_config import CONFIG
+
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_ADAPTER = "adapter_config.json"
 logger = logging.getLogger("quire.engine")
 
 
@@ -21,8 +22,8 @@ def weight_files(folder: Path) -> list[Path]:
 
     Without any they are those in GGUF. Raises ValueError that says what is missing.
     """
-    if (folder / _ADAPTER).is_file():
-        logger.warning("%s: the adapter that it describes is not applied", folder / _ADAPTER)
+    if (folder / CONFIG).is_file():
+        logger.warning("%s: its adapter is applied only with --lora %s", folder / CONFIG, folder)
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     index = folder / INDEX
@@ -33,10 +34,10 @@ def weight_files(folder: Path) -> list[Path]:
             path.name for suffix in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(suffix)
         )
         hint = f" (it has {', '.join(found[:3])})" if found else ""
-        if (folder / _ADAPTER).is_file():
+        if (folder / CONFIG).is_file():
             raise ValueError(
-                f"{folder} has no weights of a model{hint}: {_ADAPTER} is of an adapter. Merge it into the "
-                f"model that it is for: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(…)"
+                f"{folder} has no weights of a model{hint}: {CONFIG} is of an adapter. Give the model that "
+                f"it is for, and --lora {folder}"
             )
         raise ValueError(
             f"{folder} has neither {SINGLE_FILE} nor {INDEX}{hint}. Of GGUF files on the Hub give one, as "

@@ -35,6 +35,8 @@ class Weights:
         self.shares: dict[str, Share] = {}
         self.elsewhere: dict[str, tuple[int, ...]] = {}
         self.tied: dict[str, str] = {}
+        self.transposed: set[str] = set()  # names of weights that a checkpoint has [inputs, outputs]
+        self.pair: tuple[str, str] | None = None  # head and embedding, of which files may have one weight
         self.unused: set[str] = set()  # names that a checkpoint may have, of what is not computed
         # What `draw` fills, everything but norms: parameters, and of which larger ones they are a share.
         self._drawn: list[tuple[Tensor | None, Share | None]] = []
@@ -125,6 +127,8 @@ class Weights:
         share = Share((out_features, whole), 1, (inputs,))
         weight = self._matrix(out_features, in_features, share)
         self._place(f"{name}.weight", *((weight.T, share.transposed) if transposed else (weight, share)))
+        if transposed:
+            self.transposed.add(f"{name}.weight")
         vector = None
         if bias and self.ranks.rank == 0:
             vector = self.places[f"{name}.bias"] = self._allocate(out_features)
@@ -155,6 +159,8 @@ class Weights:
             self.unused.add("lm_head.weight")
             labels = config.pooling.labels
             return self.embedding("score", labels, config.hidden_size) if labels else embedding
+        if config.tie_word_embeddings or (config.adapter is not None and config.adapter.unties):
+            self.pair = "lm_head.weight", f"{embedding_name}.weight"
         if not config.tie_word_embeddings:
             return self.vocabulary("lm_head", config.vocab_size, embedding.shape[1])
         self.tied["lm_head.weight"] = f"{embedding_name}.weight"
@@ -207,6 +213,7 @@ class Weights:
             name = f"{prefix}.{part}"
             if transposed:
                 self._place(f"{name}.weight", rows.T, None if share is None else share.transposed)
+                self.transposed.add(f"{name}.weight")
             else:
                 self._place(f"{name}.weight", rows, share)
             if vector is not None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from quire.engine.models.adapter_config import CONFIG, adapter_file
 from quire.engine.models.hub import model_name
+from quire.engine.models.model_folders import ModelFolders
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -48,13 +50,19 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(
-    model: str, folder: Path, block_size: int, dtype: str, seed: int, pinned: list[list[int]]
+    model: str,
+    lora: str | None,
+    folders: ModelFolders,
+    block_size: int,
+    dtype: str,
+    seed: int,
+    pinned: list[list[int]],
 ) -> Deployment:
-    """Describe the deployment of `model`, whose files are in `folder`. pinned: token ids of prefixes."""
+    """Describe the deployment of a model, with an adapter or without. pinned: token ids of prefixes."""
     return Deployment(
-        model=model_name(model),
-        revision=revision(folder),
-        tokenizer=tokenizer_digest(folder),
+        model=model_id(model, lora),
+        revision=revision(folders),
+        tokenizer=tokenizer_digest(folders.tokenizer),
         block_size=block_size,
         dtype=dtype,
         seed=seed_digest(seed),
@@ -62,9 +70,25 @@ def describe(
     )
 
 
-def revision(folder: Path) -> str:
-    """Return what changes with the model's configuration."""
-    return _hex((folder / "config.json").read_bytes())
+def model_id(model: str, lora: str | None = None) -> str:
+    """Return a Hub id as it is, a folder or a file by its name: it may be elsewhere on another machine.
+
+    lora: an adapter that is merged into the model, which then is another one.
+    """
+    return model_name(model) if lora is None else f"{model_name(model)} with {model_id(lora)}"
+
+
+def revision(folders: ModelFolders) -> str:
+    """Return what changes with the model's configuration, and with all of an adapter."""
+    described = (folders.base / "config.json").read_bytes()
+    if folders.adapter is None:
+        return _hex(described)
+    files = folders.adapter / CONFIG, adapter_file(folders.adapter)
+    return _hex(
+        b"".join(
+            hashlib.sha256(each).digest() for each in (described, *(file.read_bytes() for file in files))
+        )
+    )
 
 
 def tokenizer_digest(folder: Path) -> str:

@@ -21,7 +21,7 @@ from quire.engine.config import (
 )
 from quire.engine.core import EngineCore
 from quire.engine.hashing import Digest
-from quire.engine.models.hub import resolve_model
+from quire.engine.models.model_folders import resolve_folders
 from quire.engine.registry.deployment import describe, hash_seed
 from quire.engine.registry.journal import Journal, journal_of
 from quire.engine.registry.prompt_hasher import PromptHasher
@@ -235,9 +235,9 @@ def start_publisher(
     if not config.enable_prefix_caching or config.cache_seed is None:
         raise ValueError("--redis-url needs a prefix cache and a --cache-seed that the router knows")
     seed = hash_seed(config.cache_seed)
-    folder = resolve_model(config.model)
+    folders = resolve_folders(config.model, config.lora)
     held = info.kv_cache_dtype + " latents" * bool(info.latent_width) + " indices" * bool(info.index_width)
-    deployment = describe(config.model, folder, info.block_size, held, seed, pinned)
+    deployment = describe(config.model, config.lora, folders, info.block_size, held, seed, pinned)
     parity = PromptHasher(info.block_size, seed).parity()
     epoch = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     blocks = core.scheduler.blocks

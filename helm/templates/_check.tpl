@@ -90,11 +90,14 @@
 {{- if and $several $v.modelCache.persistent (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
 {{- fail "modelCache: several replicas share the claim; set modelCache.accessMode to ReadWriteMany, or modelCache.persistent to false" -}}
 {{- end -}}
+{{- if and $v.model.lora (eq $v.engine.loadFormat "dummy") -}}
+{{- fail (printf "model: lora (%s) is merged into weights, and engine.loadFormat dummy reads none; leave out one of them" $v.model.lora) -}}
+{{- end -}}
 {{- if and (include "quire.modelIsInCache" .) (not $v.modelCache.persistent) -}}
-{{- fail (printf "model: %s is in the model cache, which is empty at first; set modelCache.persistent" $v.model.name) -}}
+{{- fail (printf "model: %s is in the model cache, which is empty at first; set modelCache.persistent" (include "quire.modelIsInCache" .)) -}}
 {{- end -}}
 {{- if and (include "quire.modelIsInCache" .) $v.router.enabled (hasPrefix "ReadWriteOnce" $v.modelCache.accessMode) -}}
-{{- fail (printf "modelCache: the router reads the tokenizer of %s from the claim, too; set modelCache.accessMode to ReadWriteMany" $v.model.name) -}}
+{{- fail (printf "modelCache: the router reads the tokenizer of %s from the claim, too; set modelCache.accessMode to ReadWriteMany" (include "quire.modelIsInCache" .)) -}}
 {{- end -}}
 {{- if and $v.networkPolicy.enabled $v.redis.external.url -}}
 {{- $port := regexFind ":[0-9]+$" (urlParse $v.redis.external.url).host | trimPrefix ":" | default "6379" -}}

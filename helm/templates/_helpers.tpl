@@ -42,8 +42,9 @@ helm.sh/chart: {{ printf "%s-%s" .context.Chart.Name .context.Chart.Version }}
 {{- if .Values.model.servedNames -}}
 {{- first .Values.model.servedNames -}}
 {{- else -}}
-{{- $own := regexReplaceAll "(-[0-9]{5}-of-[0-9]{5})?\\.gguf$" (base .Values.model.name) "" -}}
-{{- hasPrefix "/" .Values.model.name | ternary $own .Values.model.name | default "quire-demo" -}}
+{{- $name := default .Values.model.name .Values.model.lora -}}
+{{- $own := regexReplaceAll "(-[0-9]{5}-of-[0-9]{5})?\\.gguf$" (base $name) "" -}}
+{{- hasPrefix "/" $name | ternary $own $name | default "quire-demo" -}}
 {{- end -}}
 {{- end -}}
 
@@ -92,9 +93,20 @@ capabilities:
 {{- if or .Values.autoscaling.hpa.enabled .Values.autoscaling.keda.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* A folder that was put on the claim of the model cache: the router reads its tokenizer there. */}}
+{{/* Folders of the model that were put on the claim of the model cache: the router reads the tokenizer there. */}}
 {{- define "quire.modelIsInCache" -}}
-{{- if hasPrefix "/cache/" .Values.model.name -}}true{{- end -}}
+{{- $held := list -}}
+{{- range list .Values.model.name .Values.model.lora -}}
+{{- if hasPrefix "/cache/" . -}}{{- $held = append $held . -}}{{- end -}}
+{{- end -}}
+{{- join " and " $held -}}
+{{- end -}}
+
+{{/* Whether any of the model's files come from the Hub, and are kept in the cache. */}}
+{{- define "quire.downloads" -}}
+{{- range list .Values.model.name .Values.model.lora -}}
+{{- if and . (not (hasPrefix "/" .)) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "quire.modelClaim" -}}

@@ -48,7 +48,6 @@ def run(arguments: Namespace) -> int:
     """Print a table that grows by a row a workload."""
     import torch
 
-    from quire.engine.models.hub import resolve_model
     from quire.engine.startup import capture_all, start_engine
     from quire.loadtest.command import append_json
     from quire.loadtest.offline import bench, roofline
@@ -56,7 +55,7 @@ def run(arguments: Namespace) -> int:
     from quire.loadtest.workloads import WORKLOADS
     from quire.offline_engine import OfflineEngine
     from quire.service.commands.progress import PhaseBars
-    from quire.service.text.tokenizer import Tokenizer
+    from quire.service.text.model_tokenizer import tokenizer_of
 
     names = arguments.workload.split(",")
     unknown = [name for name in names if name not in WORKLOADS]
@@ -76,7 +75,7 @@ def run(arguments: Namespace) -> int:
     check_gives_text(config)
     core, info = start_engine(config, PhaseBars().show)
     workloads = [(name, bench.fit(name, WORKLOADS[name](), info)) for name in names]
-    engine = OfflineEngine(core, Tokenizer.from_folder(resolve_model(arguments.model)))
+    engine = OfflineEngine(core, tokenizer_of(config, None))
     capture_all(core)
     device = torch.device("cpu" if info.device == "cpu" else "cuda")
     ceilings = roofline.measure_ceilings(device, getattr(torch, info.dtype))

@@ -80,4 +80,4 @@ def _speaker(arguments: Namespace) -> Speaker:
     for name in ("api_key", "model_name"):
         if name in arguments.given:
             raise UsageError(f"--{name.replace('_', '-')} is for a server: give its URL instead of a model")
-    return EngineSpeaker(load_llm(arguments), model_name(arguments.model))
+    return EngineSpeaker(load_llm(arguments), model_name(arguments.model, arguments.lora))

@@ -6,7 +6,7 @@ import shlex
 from argparse import Namespace
 
 from quire.commands.settings import check_folders, engine_config
-from quire.engine.models.hub import check_model
+from quire.engine.models.model_folders import check_names
 from quire.engine.urls import check_redis_url
 from quire.service.commands.engine_flags import add_engine_flags
 from quire.service.commands.flags import flag
@@ -47,7 +47,7 @@ def run(arguments: Namespace) -> int:
         from quire.kernel_plan import print_plan
 
         with of_flags():
-            check_model(config.model)
+            check_names(config.model, config.lora)
         print_plan(config, arguments.gpu)
         return 0
     if arguments.gpu is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from quire.commands.settings import chat_template, comma_separated, model_name, service_settings
-from quire.engine.models.hub import check_model
+from quire.engine.models.model_folders import check_names
 from quire.service.commands.flags import add_chat_template, add_model, flag
 from quire.service.commands.parser import Parser
 from quire.service.commands.service_flags import add_address_flags
@@ -53,6 +53,13 @@ def add_flags(parser: Parser) -> None:
         shown="empty",
         help="The secret that the replicas' block digests are seeded with.",
     )
+    flag(
+        group,
+        "--lora",
+        metavar="ADAPTER",
+        shown="none",
+        help="The adapter that replicas were started with: a folder that peft wrote, or a Hub id.",
+    )
     add_chat_template(group)
     add_address_flags(parser)
 
@@ -64,12 +71,13 @@ def run(arguments: Namespace) -> int:
 
     with of_flags():
         service = ServiceConfig(
-            served_model_names=(model_name(arguments.model),),
+            served_model_names=(model_name(arguments.model, arguments.lora),),
             keep_alive=86400.0,  # the replicas' own comments pass through
             **service_settings(arguments),
         )
         router = RouterConfig(
             model=arguments.model,
+            lora=arguments.lora,
             replicas=tuple(url.rstrip("/") for url in arguments.replica),
             replica_dns=arguments.replica_dns,
             redis_url=arguments.redis_url,
@@ -77,7 +85,7 @@ def run(arguments: Namespace) -> int:
             cache_seed=arguments.cache_seed,
             chat_template=chat_template(arguments),
         )
-        check_model(router.model)
+        check_names(router.model, router.lora)
     from quire.service.commands.address import check_address
     from quire.service.router.server import RouterServer
 

@@ -51,7 +51,9 @@ def read_settings(arguments: Namespace) -> Settings:
     from quire.service.config import ServiceConfig
 
     service = ServiceConfig(
-        served_model_names=tuple(arguments.served_model_name or [model_name(arguments.model)]),
+        served_model_names=tuple(
+            arguments.served_model_name or [model_name(arguments.model, arguments.lora)]
+        ),
         **service_settings(arguments),
     )
     config = engine_config(arguments)

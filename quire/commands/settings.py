@@ -14,8 +14,8 @@ import msgspec
 from quire.engine.config import EngineConfig, KVEventsConfig, RegistryConfig
 from quire.engine.models import hub
 from quire.engine.models.generation_config import check_generation_config
-from quire.engine.models.gguf.folder import only_file
-from quire.engine.models.hub import TOKENIZER_FILES, check_model, resolve_model
+from quire.engine.models.hub import TOKENIZER_FILES
+from quire.engine.models.model_folders import check_names, local_folders, resolve_folders
 from quire.engine.models.pooling import read_pooling
 from quire.engine.models.tokenizer_json import check_tokenizer
 from quire.service.commands.parser import lines_of
@@ -46,10 +46,10 @@ def engine_config(arguments: Namespace) -> EngineConfig:
 @of_flags()
 def check_folders(config: EngineConfig) -> None:
     """Raises UsageError for a model without its configuration or tokenizer, or a --generation-config."""
-    check_model(config.model)
-    folder = Path(config.model).expanduser()
-    if folder.is_dir() and only_file(folder) is None:
-        check_tokenizer(folder)
+    check_names(config.model, config.lora)
+    folders = local_folders(config.model, config.lora)
+    if folders is not None:
+        check_tokenizer(folders.tokenizer)
     check_generation_config(config.generation_config)
 
 
@@ -59,7 +59,8 @@ def check_gives_text(config: EngineConfig) -> None:
     It is a UsageError if a flag says so. Raises ValueError, too, for a model without a folder, and for one
     that can neither pool nor generate.
     """
-    pooling = read_pooling(resolve_model(config.model, files=TOKENIZER_FILES), config.runner)
+    folders = resolve_folders(config.model, config.lora, files=TOKENIZER_FILES)
+    pooling = read_pooling(folders.base, config.runner)
     if pooling is None:
         return
     if config.runner == "pooling":
@@ -156,9 +157,9 @@ def chat_template(arguments: Namespace) -> str | None:
     """
     given: str | None = arguments.chat_template
     if given is not None:
-        folder, file = Path(arguments.model).expanduser(), Path(given)
-        if folder.is_dir() and only_file(folder) is None:
-            template_of(folder, given)
+        folders, file = local_folders(arguments.model, arguments.lora), Path(given)
+        if folders is not None:
+            template_of(folders.tokenizer, given)
         elif file.name != given or file.suffix:
             read_template(given)
     return given
@@ -169,6 +170,11 @@ def comma_separated(lists: list[str]) -> tuple[str, ...]:
     return tuple(entry.strip() for each in lists for entry in each.split(",") if entry.strip())
 
 
-def model_name(model: str) -> str:
-    """Return what requests call it: that of its folder or file, or the Hub id as it was given."""
+def model_name(model: str, lora: str | None = None) -> str:
+    """Return what requests call it: that of its folder or file, or the Hub id as it was given.
+
+    With an adapter merged it is not the model any more, and is called as the adapter is.
+    """
+    if lora is not None:
+        return hub.model_name(lora)
     return MODEL_NAME if model == MODEL_FOLDER else hub.model_name(model)

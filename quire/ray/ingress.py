@@ -45,6 +45,7 @@ class Ingress:
         if settings.registry is not None:
             reading = RouterConfig(
                 model=settings.engine.model,
+                lora=settings.engine.lora,
                 redis_url=settings.registry.redis_url,
                 cache_seed=settings.engine.cache_seed or "",
                 chat_template=settings.chat_template,
@@ -52,7 +53,8 @@ class Ingress:
             watching = await start_reading(self._state, reading, self._state.register)
             self._watching = asyncio.create_task(watching)
         elif settings.engine.enable_prefix_caching:
-            await start_reading_prompts(self._state, settings.engine.model, settings.chat_template)
+            engine = settings.engine
+            await start_reading_prompts(self._state, engine.model, engine.lora, settings.chat_template)
             self._state.affinity = PrefixAffinity(settings.engine.block_size or BLOCK_SIZE)
         await self._state.everybody()
 

@@ -27,7 +27,7 @@ def _model(state: ServerState, name: str) -> Model:
     return Model(
         id=name,
         created=state.created,
-        root=info.model,
+        root=info.model if info.merged is None else info.merged[0],
         max_model_len=info.max_request_tokens,
         display_name=name,
         created_at=datetime.fromtimestamp(state.created, UTC),

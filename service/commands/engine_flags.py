@@ -7,7 +7,7 @@ from typing import get_args
 
 from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
 from quire.engine.models.pooling import Runner
-from quire.service.commands.flags import add_model, flag
+from quire.service.commands.flags import add_lora, add_model, flag
 from quire.service.commands.parser import Flag, FlagGroup, Parser
 from quire.service.commands.unknown_flags import OTHER_PARALLELISM
 
@@ -21,6 +21,7 @@ def add_engine_flags(parser: Parser) -> None:
 
 
 def add_model_flags(group: FlagGroup) -> None:
+    add_lora(group)
     flag(
         group,
         "--device",

@@ -61,6 +61,17 @@ def add_model(parser: Parser) -> None:
     )
 
 
+def add_lora(group: FlagGroup) -> None:
+    flag(
+        group,
+        "--lora",
+        metavar="ADAPTER",
+        shown="none",
+        help="A LoRA adapter, as a folder that peft wrote or a Hub id: it is merged into the model's weights "
+        "as they are loaded, and so is in all answers. There is one for all requests.",
+    )
+
+
 def add_chat_template(group: FlagGroup) -> None:
     flag(
         group,

@@ -11,7 +11,8 @@ _QUANTISED = (
     "numbers that they stand for"
 )
 _LORA = (
-    "adapters are not there yet: merge one into its model (peft's merge_and_unload), and serve that folder"
+    "adapters that requests choose among are not there yet: --lora ADAPTER merges one into the model, for "
+    "all requests"
 )
 OTHER_PARALLELISM = (
     "a server divides its model by --tensor-parallel-size only; for more requests run several servers "

@@ -13,6 +13,7 @@ class RouterConfig:
     """Times are seconds. Raises ValueError that names the flag and what it may be."""
 
     model: str  # the replicas' own; only its tokenizer is read, and only with a registry
+    lora: str | None = None  # of an adapter that is merged into it, likewise
     replicas: tuple[str, ...] = ()  # their URLs
     replica_dns: str | None = (
         None  # or a name and port that they are found at; neither: as the registry knows

@@ -21,7 +21,7 @@ def test_one_too_old_is_refused_by_name_before_a_model_is_looked_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(choice, "gpu_of", lambda device: Gpu("Tesla T4", (7, 5), 65536, 40))
-    monkeypatch.setattr(rank, "resolve_model", found := Mock())
+    monkeypatch.setattr(rank, "resolve_folders", found := Mock())
     refused = (
         r"^Tesla T4 \(sm_75\) is too old: Quire needs compute capability 8\.0 \(Ampere\) or later; "
         "use --device cpu$"

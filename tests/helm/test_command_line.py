@@ -78,6 +78,14 @@ def test_router_understands_its_arguments(values: str) -> None:
         assert getattr(router, same) == getattr(server, same), same
 
 
+def test_an_adapter_is_merged_by_replicas_and_known_to_the_router() -> None:
+    manifests = render(*FEATURES["adapter"])
+    router, server = (parsed(manifests, name) for name in ("quire-router", "quire"))
+    assert server.lora == router.lora == "/cache/adapters/mine"
+    assert engine_config(server).lora == server.lora
+    assert '"topic":"kv@$(POD_IP)@mine"' in " ".join(container(manifests, "quire")["args"])
+
+
 def test_a_router_finds_replicas_by_dns_with_and_without_a_registry() -> None:
     """By the name and port of a Service that has an address for each of them."""
     for values in (VALUES["dns"], (*VALUES["everything"], "--set", "router.discovery=dns")):

@@ -197,10 +197,24 @@ def test_pods_start_anew_when_a_secret_changes() -> None:
     assert all(after[name] != before[name] for name in before)
 
 
-@pytest.mark.parametrize("model", ["/cache/mine", "/models/in-the-image", "Qwen/Qwen3-0.6B"])
-def test_the_router_reads_a_model_where_the_replicas_do(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "lora", "from_claim", "read_only"),
+    [
+        ("/cache/mine", "", True, True),
+        ("/models/in-the-image", "", False, False),
+        ("Qwen/Qwen3-0.6B", "", False, False),
+        ("/cache/mine", "/cache/adapter", True, True),
+        ("/models/in-the-image", "/cache/adapter", True, True),
+        ("/cache/mine", "owner/adapter", True, False),  # whose files it keeps there
+        ("Qwen/Qwen3-0.6B", "/cache/adapter", True, False),
+        ("Qwen/Qwen3-0.6B", "owner/adapter", False, False),
+    ],
+)
+def test_the_router_reads_a_model_where_the_replicas_do(
+    model: str, lora: str, from_claim: bool, read_only: bool
+) -> None:
     values = f"model.name={model},router.enabled=true,redis.enabled=true,modelCache.accessMode=ReadWriteMany"
-    manifests = render("--set", values)
+    manifests = render("--set", f"{values},model.lora={lora}")
     found = {}
     for name in ("quire", "quire-router"):
         pod = find(manifests, "Deployment", name)["spec"]["template"]["spec"]
@@ -209,4 +223,4 @@ def test_the_router_reads_a_model_where_the_replicas_do(model: str) -> None:
         found[name] = volume.get("persistentVolumeClaim"), mount.get("readOnly", False)
     claim = {"claimName": find(manifests, "PersistentVolumeClaim")["metadata"]["name"]}
     assert found["quire"] == (claim, False)
-    assert found["quire-router"] == ((claim, True) if model.startswith("/cache/") else (None, False))
+    assert found["quire-router"] == (claim if from_claim else None, read_only)

@@ -178,6 +178,8 @@ def test_a_step_may_have_just_a_token_for_each_sequence(settings: str) -> None:
         ("redis.external.url=rediss://u:p@r:6380/0", "the url's port is 6380"),
         ("redis.external.url=redis://r,redis.external.port=6380", "the url's port is 6379"),
         ("model.name=/cache/m,modelCache.persistent=false", "set modelCache.persistent"),
+        ("model.lora=/cache/a,modelCache.persistent=false", "/cache/a is in the model cache"),
+        ("model.lora=a,engine.loadFormat=dummy", "lora (a) is merged into weights"),
         ("model.name=/cache/m,router.enabled=true,router.discovery=dns", "ReadWriteMany"),
         (
             "model.name=/cache/m,router.enabled=true,router.discovery=dns,modelCache.accessMode=ReadWriteOncePod",

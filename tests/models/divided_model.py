@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.device.block_size import in_blocks
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.general import model as general
 from quire.engine.models.general.division.divide import refuse_undividable
 from quire.engine.models.loader import load_model
@@ -30,6 +31,17 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
         part, _ = in_blocks(part, BLOCK_SIZE, UNSCALED[torch.float32], torch.float32)
     except ValueError as error:
         return Verdict("refused", str(error))
+    generated = generate_divided(folder, part, ranks)
+    if any(tokens != generated[0][0] for tokens, _ in generated):
+        return Verdict("unequal", "ranks have different tokens")
+    worst = max(difference(each, reference) for each in generated)
+    return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}")
+
+
+def generate_divided(
+    folder: Path, part: ModelConfig, ranks: int
+) -> list[tuple[list[list[int]], list[Tensor]]]:
+    """Return what each rank of a folder's model generates. part: the model as each of them computes it."""
     meeting, turn, load_shares = Meeting(ranks), threading.Lock(), general._load_shares
 
     def in_turn(*given: Any) -> Any:
@@ -44,8 +56,4 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
         return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
     with patch.object(general, "_load_shares", in_turn):
-        generated = on_all(meeting, generate)
-    if any(tokens != generated[0][0] for tokens, _ in generated):
-        return Verdict("unequal", "ranks have different tokens")
-    worst = max(difference(each, reference) for each in generated)
-    return Verdict("equal" if worst < LEAST_AGREEMENT else "unequal", f"{worst:.1g}")
+        return on_all(meeting, generate)

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 import quire.engine.rank
 from quire.engine.config import EngineConfig
 from quire.engine.models.hub import FILES, TOKENIZER_FILES
+from quire.engine.models.model_folders import ModelFolders
 from quire.engine.models.reading import read_model
 from quire.engine.progress import Reporter
-from quire.engine.rank import described_folder
+from quire.engine.rank import described_folders
 from tests.models.any_model import save_tiny
 
 
@@ -88,15 +89,15 @@ def test_a_quantised_model_runs_in_bf16(folder: Path) -> None:
 def test_weights_that_tell_a_dtype_come_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def resolve(name: str, on_progress: Any, files: list[str] = FILES) -> Path:
+    def resolve(name: str, lora: None, on_progress: Any, files: list[str] = FILES) -> ModelFolders:
         asked.append(files)
-        return folder
+        return ModelFolders(folder)
 
-    monkeypatch.setattr(quire.engine.rank, "resolve_model", resolve)
+    monkeypatch.setattr(quire.engine.rank, "resolve_folders", resolve)
     report = Reporter(lambda _: None, time.monotonic())
 
     def files(device: str, dtype: Any = "auto") -> list[str]:
-        described_folder(EngineConfig(model="owner/name", dtype=dtype), torch.device(device), report)
+        described_folders(EngineConfig(model="owner/name", dtype=dtype), torch.device(device), report)
         return asked[-1]
 
     assert files("cuda") is FILES

@@ -66,7 +66,10 @@ def test_help_is_in_groups_and_without_a_command_there_is_an_overview(
         (["serve", "--max-num-seq=1"], "there is no flag --max-num-seq: did you mean --max-num-seqs?"),
         (["serve", "--zzz"], "there is no flag --zzz: `quire serve --help` lists those that there are"),
         (["serve", "a", "b"], "'b' is one word too many"),
-        (["serve", "--enable-lora"], "--enable-lora: adapters are not there yet: merge one into its model"),
+        (
+            ["serve", "--enable-lora"],
+            "--enable-lora: adapters that requests choose among are not there yet: --lora",
+        ),
         (["serve", "--quantization=awq"], "--quantization: products of quantised weights are not there yet"),
         (["serve", "--port", "x"], "quire serve: --port must be a whole number, got 'x'"),
         (["serve", "--port"], "quire serve: --port: expected one argument"),
@@ -119,7 +122,10 @@ def test_a_file_has_vllms_names_and_kinds(tmp_path: Path) -> None:
     assert read("").port == 8000
     for text, told in (
         ("prot: 1", r"serve\.yaml: there is no entry prot: did you mean port\?"),
-        ("enable-lora: true", r"serve\.yaml: enable-lora: adapters are not there yet"),
+        (
+            "enable-lora: true",
+            r"serve\.yaml: enable-lora: adapters that requests choose among are not there yet",
+        ),
         ("port: many", r"serve\.yaml: port must be a whole number, got 'many'"),
         ("port:", r"serve\.yaml: port must have a value, got null"),
         ("insecure: 1", r"serve\.yaml: insecure must be true or false, got 1"),

@@ -70,6 +70,7 @@ def make_info(tokenizer: Tokenizer, pooling: Pooling | None = None) -> EngineInf
         "all_reduce_seconds": 0.0,
         "sampling_defaults": SamplingDefaults(),
         "pooling": pooling,
+        "merged": None,
         "vector_size": HIDDEN,
     }
     rest: dict[str, Any] = {

@@ -42,7 +42,7 @@ def plan(decodes: list[int], prefills: list[Row], num_sampled: int | None = None
 def info(windows: tuple[int, ...], **others: int) -> EngineInfo:
     """A model whose numbers are 1, but for those given; fp32."""
     ones: dict[str, Any] = dict.fromkeys(EngineInfo.__struct_fields__, 1)
-    ones |= {"group_windows": (), "pooling": None}
+    ones |= {"group_windows": (), "pooling": None, "merged": None}
     return EngineInfo(**{**ones, "dtype": "float32", "windows": windows, **others})
 
 

@@ -241,14 +241,14 @@ def test_another_template_takes_the_place_of_one_that_is_none(tmp_path: Path, br
     with pytest.raises(ValueError, match="chat_template"):
         Tokenizer.from_folder(tmp_path)
     assert Tokenizer.from_folder(tmp_path, "chatml").chat_template is not None
-    given = Namespace(model=str(tmp_path), chat_template="chatml")
+    given = Namespace(model=str(tmp_path), lora=None, chat_template="chatml")
     assert chat_template(given) == "chatml"
 
 
 def test_a_template_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
     saved(tmp_path, {"chat_template": [{"name": "rag", "template": "x"}]})
     for model, given in ((str(tmp_path), "rag"), ("owner/model", "rag-v2"), (str(tmp_path), "chatml")):
-        assert chat_template(Namespace(model=model, chat_template=given)) == given
+        assert chat_template(Namespace(model=model, lora=None, chat_template=given)) == given
     for model, given in ((str(tmp_path), "law"), ("owner/model", "law.jinja"), ("owner/model", "a/b")):
         with pytest.raises(ValueError, match=f"--chat-template must be a file.*: {given} cannot be read"):
-            chat_template(Namespace(model=model, chat_template=given))
+            chat_template(Namespace(model=model, lora=None, chat_template=given))

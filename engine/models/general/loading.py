@@ -9,35 +9,52 @@ from typing import Any
 
 import torch
 
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
+from quire.engine.models.general.naming import naming_of
+from quire.engine.models.merging import merged_tensors
 from quire.engine.models.mxfp4_files import expand_mxfp4
 from quire.engine.models.quantisation import MXFP4, Quantised
 from quire.engine.models.weight_files import listed, open_weights
 
 
 @contextmanager
-def slices_of(files: list[Path], quantised: Quantised | None, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+def slices_of(
+    files: list[Path], config: ModelConfig, dtype: torch.dtype, model: Any, mapping: list[Any]
+) -> Iterator[dict[str, Any]]:
     """Open files; return their tensors by name, of which nothing is read yet.
 
-    quantised: how weights are, which are read as the numbers of the dtype that they stand for.
+    config: how weights are quantised, which are read as the numbers of the dtype that they stand for, and
+    what adapter is merged into them. mapping: as transformers' loader has it, of names in files to those in
+    the model.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(open_weights(path)) for path in files]
-        opened = expand_files(opened, quantised, dtype, torch.device("cpu"))
-        slices = {name: file.get_slice(name) for file in opened for name in file.offset_keys()}
-        yield expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
+        slices = _expanded(opened, config.quantised, dtype)
+        if config.adapter is not None:
+            bases = _expanded(opened, config.quantised, torch.float32)
+            tied = config.tie_word_embeddings or config.adapter.unties
+            naming = naming_of(model, mapping, tied=tied)
+            slices |= merged_tensors(bases, config.adapter, naming, dtype, torch.device("cpu"))
+        yield slices
 
 
-def reading_expanded(cls: type, files: list[Path], quantised: Quantised, dtype: torch.dtype) -> type:
+def _expanded(opened: list[Any], quantised: Quantised | None, dtype: torch.dtype) -> dict[str, Any]:
+    files = expand_files(opened, quantised, dtype, torch.device("cpu"))
+    slices = {name: file.get_slice(name) for file in files for name in file.offset_keys()}
+    return expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
+
+
+def reading_expanded(cls: type, files: list[Path], model_config: ModelConfig, dtype: torch.dtype) -> type:
     """Return a class of models that reads quantised weights of files as the numbers that they stand for.
 
-    Of transformers' own it is given none.
+    An adapter is merged into them. Of transformers' own it is given none.
     """
 
     def load(
         model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
-        with slices_of(files, quantised, dtype) as slices:
+        with slices_of(files, model_config, dtype, model, config.weight_mapping or []) as slices:
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, slices, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 

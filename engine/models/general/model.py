@@ -182,7 +182,7 @@ def load_general(
     if pooling is not None and pooling.labels:
         auto = AutoModelForSequenceClassification
     splits: frozenset[int] = frozenset()
-    described = read_described(folder)
+    described = _described(folder, config)
     register_classes(described.model_type)
     if dummy_seed is None:
         for path in weight_files(folder):
@@ -214,6 +214,15 @@ def load_general(
     return model, sum(weights.values())
 
 
+def _described(folder: Path, config: ModelConfig) -> PreTrainedConfig:
+    """Return the folder's configuration, whose head and embedding are tied if they still are."""
+    described = read_described(folder)
+    if config.adapter is not None and config.adapter.unties:
+        for part in (described, described.get_text_config(decoder=True)):
+            part.tie_word_embeddings = False
+    return described
+
+
 def _load_whole(
     folder: Path,
     auto: Any,
@@ -233,11 +242,11 @@ def _load_whole(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # so that they are told
     }
-    if config.quantised is None:
+    if config.quantised is None and config.adapter is None:
         given |= {"local_files_only": True, "use_safetensors": True}
         causal, told = reading_whole(cls, folder).from_pretrained(folder, **given)  # type: ignore[attr-defined]
     else:
-        reader = reading_expanded(cls, weight_files(folder), config.quantised, dtype)
+        reader = reading_expanded(cls, weight_files(folder), config, dtype)
         causal, told = reader.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
     _check(folder, told, config, described)
     causal.__class__ = cls
@@ -273,7 +282,7 @@ def _load_shares(
         found.append(divide(model, config, ranks))
         return found[0].held
 
-    described = read_described(folder)
+    described = _described(folder, config)
     undivided = build(described, auto)
     cls, shape = type(undivided), without(undivided.config)
     given: dict[str, Any] = {
@@ -283,7 +292,7 @@ def _load_shares(
         "experts_implementation": _experts(device),
     }
     if dummy_seed is None:
-        reader = reading_shares(cls, prepare, weight_files(folder), config.quantised, dtype)
+        reader = reading_shares(cls, prepare, weight_files(folder), config, dtype)
         causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
             None, state_dict={}, output_loading_info=True, ignore_mismatched_sizes=True, **given
         )

@@ -19,28 +19,29 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.loading import loading_by, slices_of
-from quire.engine.models.quantisation import Quantised
 from quire.engine.parallel.share import Range, Share
 
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names
 
 
 def reading_shares(
-    cls: type, prepare: Prepare, files: list[Path], quantised: Quantised | None, dtype: torch.dtype
+    cls: type, prepare: Prepare, files: list[Path], model_config: ModelConfig, dtype: torch.dtype
 ) -> type:
     """Return a class of models that reads no more of files than a rank's shares.
 
-    files, quantised, dtype: as `slices_of` has them. Of transformers' own it is given none.
+    files, model_config, dtype: as `slices_of` has them. Of transformers' own it is given none.
     """
 
     def load(
         model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
         held = prepare(model)
-        with slices_of(files, quantised, dtype) as slices:
-            parts = _parts(model, slices, held, config.weight_mapping or [])
+        mapping = config.weight_mapping or []
+        with slices_of(files, model_config, dtype, model, mapping) as slices:
+            parts = _parts(model, slices, held, mapping)
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
             return loaded
 
