@@ -65,6 +65,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "qwen3_next": {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     | {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
     "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 16},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
     "zaya": {"num_experts_per_tok": 1},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16},
 }
