@@ -78,7 +78,7 @@ def load_model(
         made_for = config.adapter.made_for or "a model that it does not name"
         logger.info("%s, made for %s, is merged into weights of %s", config.adapter.folder, made_for, folder)
     if config.implementation == "transformers":
-        from quire.engine.models.general.model import load_general  # transformers takes seconds to import
+        from quire.engine.models.general.causal import load_general  # transformers takes seconds to import
 
         config.refuse_longer(max_model_len)
         return load_general(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.engine.device.block_size import in_blocks
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.general import model as general
+from quire.engine.models.general import causal
 from quire.engine.models.general.division.divide import refuse_undividable
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
@@ -42,7 +42,7 @@ def generate_divided(
     folder: Path, part: ModelConfig, ranks: int
 ) -> list[tuple[list[list[int]], list[Tensor]]]:
     """Return what each rank of a folder's model generates. part: the model as each of them computes it."""
-    meeting, turn, load_shares = Meeting(ranks), threading.Lock(), general._load_shares
+    meeting, turn, load_shares = Meeting(ranks), threading.Lock(), causal._load_shares
 
     def in_turn(*given: Any) -> Any:
         with turn:  # transformers' loader is of one thread
@@ -55,5 +55,5 @@ def generate_divided(
         )  # fmt: skip
         return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
-    with patch.object(general, "_load_shares", in_turn):
+    with patch.object(causal, "_load_shares", in_turn):
         return on_all(meeting, generate)
