@@ -13,20 +13,18 @@ class Tuning:
     all read all of it, than by cuBLAS. streamed_columns and streamed_tokens: up to which so many tokens are
     quicker there than by `linear.hopper_stream`, where that can be. skinny_weights_of_one: elements of a
     weight, up to which even one token is quicker there than by `linear.gemv`. held_columns: of a layer's
-    input, from and up to which one token is quicker by `linear.hopper_gemv`, where that can be, if a weight
-    has no more inputs than that, and no more elements than held_weights, or held_gates of a gate in a layer
-    of less than the most columns. merging_weights: elements of the output projection's weight, up to which
-    that merges a token's split attention itself; beyond, and of more tokens, its programs are so many that
-    they read more of splits than of weights.
+    input, from and up to which one token is quicker by `linear.hopper_gemv`, where that can be, and into
+    attention if a weight has no more elements than held_weights. merging_weights: elements of the output
+    projection's weight, up to which that merges a token's split attention itself; beyond, and of more tokens,
+    its programs are so many that they read more of splits than of weights.
     """
 
     fused_columns: int = 2048
     streamed_columns: int = 1024
     streamed_tokens: int = 8
     skinny_weights_of_one: int = 1 << 23
-    held_columns: tuple[int, int] = (1536, 2048)
+    held_columns: tuple[int, int] = (1536, 5120)
     held_weights: int = 1 << 23
-    held_gates: int = 1 << 25
     merging_weights: int = 1 << 21
 
 

@@ -17,6 +17,7 @@ from quire.kernels.pointwise.activation import Activation, UngatedActivation, ac
 
 FEW_OUTPUTS = 2048
 MANY_OUTPUTS = 4096
+WHOLE_PIECES_OF_GATE = (2048, 3072)  # columns, in two pieces or three
 # Times the columns that there are.
 MOST_ASKED, MOST_ASKED_OF_FEW, MOST_ASKED_OF_GATE = 1.1, 1.15, 1.25
 
@@ -89,7 +90,7 @@ def _tiles_of_gate(outputs: int, columns: int) -> Tiles:
     most = triton.next_power_of_2(columns)
     if outputs < MANY_OUTPUTS:
         return Tiles(2, min(512, most), 16)
-    if columns in (2048, 3072):  # two or three whole pieces
+    if columns in WHOLE_PIECES_OF_GATE:
         return Tiles(1, 1024, 8 if columns == 2048 else 16)
     if _asked(columns, 512) > MOST_ASKED_OF_GATE * columns:
         return Tiles(1, most, 32)  # all at once, of what is not there nothing is read

@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
-from quire.kernels.linear import hopper_stream
+from quire.kernels.linear import gemv, hopper_stream
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.pointwise.activation import Activation, UngatedActivation, activate
 from quire.kernels.tuning import Tuning
@@ -189,13 +189,19 @@ def supports(gpu: Gpu, dtype: torch.dtype, weight: Matrix, *, gated: bool) -> bo
 def prefers(weight: Matrix, tuning: Tuning, *, gated: bool, hidden: int) -> bool:
     """Tell whether one token is quicker here than elsewhere, in a layer whose input has `hidden` columns.
 
-    As measured in steps and layers on an H100 (loadtest/results/one-token-held.json): where all programs hold
-    all of a weight. In smaller layers the kernels around attention leave it less room, and one like
-    Qwen3-0.6B's takes longer in steps; larger weights keep the memory busy anyway.
+    As measured in steps and layers on an H100 (loadtest/results/one-token-held.json). In smaller layers the
+    kernels around attention leave it less room, and one like Qwen3-0.6B's takes longer in steps. Gates of a
+    few whole pieces are as quick by `linear.gemv`, and so are long sums for few outputs; large weights into
+    attention keep the memory busy anyway.
     """
     least, most = tuning.held_columns
-    most_elements = tuning.held_gates if gated and hidden < most else tuning.held_weights
-    return least <= hidden <= most and weight.inputs <= most and weight.elements <= most_elements
+    if not least <= hidden <= most:
+        return False
+    if gated:
+        return weight.inputs not in gemv.WHOLE_PIECES_OF_GATE
+    if weight.inputs == hidden != weight.outputs:
+        return weight.elements <= tuning.held_weights
+    return weight.inputs <= 2 * weight.outputs
 
 
 def linear_of_one_held(

@@ -10,6 +10,7 @@ from gpus import GPUS
 from products import (
     add_linear,
     add_linear_reference,
+    gpu_here,
     norm_linear,
     norm_linear_reference,
     norm_silu_linear,
@@ -18,7 +19,7 @@ from products import (
 
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.gpu import NO_GPU
-from quire.kernels.linear import gemv
+from quire.kernels.linear import gemv, hopper_gemv
 from quire.kernels.linear.alone import (
     activated_linear,
     activated_linear_reference,
@@ -26,6 +27,7 @@ from quire.kernels.linear.alone import (
     gated_linear_reference,
 )
 from quire.kernels.linear.gemv import Tiles, linear_of_one, tiles_of_one
+from quire.kernels.linear.hopper_gemv import linear_of_one_held
 from quire.kernels.linear.linear import Linear, Matrix
 from quire.kernels.linear.operations import wide_linear
 from quire.kernels.linear.skinny import linear_of_few
@@ -142,6 +144,33 @@ def test_one_token_is_multiplied_the_same_by_any_tiles(tiles: Tiles, dtype, devi
     gate, up = F.linear(exact_norm(x, norm), weight.double()).chunk(2, dim=1)
     assert_near(gated, F.silu(gate) * up, dtype)
     assert_near(added, 1 + F.linear(x.double(), weight.double()), dtype)
+
+
+# Whole lines of what waits in shared memory, half ones, an odd number of each; narrow and wide layers.
+HELD_COLUMNS = (512, 1024, 1152, 1280, 1536, 2560, 3584, 4096, 5120, 8192)
+
+
+@pytest.mark.parametrize("columns", HELD_COLUMNS)
+@pytest.mark.parametrize("kind", ["plain", "gated", "added"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_one_token_by_weights_that_wait_where_a_gpu_has_room_for_them(columns, kind, biased, device):
+    """By `linear.hopper_gemv` on Hopper, else by `linear.gemv`."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    gated, added = kind == "gated", kind == "added"
+    outputs = 24
+    x, norm, weight, bias = draw(columns, 2 * outputs if gated else outputs, dtype, device)
+    norm, bias = None if added else norm, bias if biased else None
+    held = hopper_gemv.supports(gpu_here(device), dtype, Linear(weight, bias).matrix, gated=gated)
+    residual = torch.randn(1, outputs).to(device, dtype)
+    out = residual.clone()
+    by = linear_of_one_held if held else linear_of_one
+    by(out, x, weight, bias, norm, 1e-6, gated=gated, added=added)
+    inputs = x.double() if norm is None else exact_norm(x, norm)
+    exact = F.linear(inputs, weight.double(), None if bias is None else bias.double())
+    if gated:
+        gate, up = exact.chunk(2, dim=1)
+        exact = F.silu(gate) * up
+    assert_near(out, residual.double() + exact if added else exact, dtype)
 
 
 # Of several tokens the references everywhere, the kernel where there is a GPU: it is of Triton's lower level,

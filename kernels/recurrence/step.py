@@ -1,0 +1,32 @@
+"""A step's tokens as layers take them that keep states in blocks: device tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+CHUNK = 64  # tokens that kernels multiply at a time: chunks end where positions are a multiple of it
+NO_STATE = -1  # a sequence's first tokens begin with zeros
+CARRIED = -2  # tokens go on from the chunk just ahead of theirs
+
+
+@dataclass(frozen=True, slots=True)
+class StateStep:
+    """T tokens: first B decodes, one to a sequence, then those of C chunks.
+
+    Block numbers index the first dimension of a layer's states. A decode goes on from the states of block
+    before[b], or from none, and leaves them in block after[b], which may be the same one. A chunk has up to
+    CHUNK tokens, of one sequence and next to each other. Chunks are computed in their order: one may go on
+    from the block in which another one before it left its states.
+    """
+
+    before: Tensor  # [B] i32: NO_STATE or a block
+    after: Tensor  # [B] i32: a block
+    # [C, 4] i32: a chunk's first token in the step, its tokens (0 pads), the block whose states it goes on
+    # from, NO_STATE or CARRIED, and the block that gets them behind it, or -1.
+    chunks: Tensor
+
+    @property
+    def decodes(self) -> int:
+        return len(self.before)
