@@ -102,7 +102,8 @@ def run_cell(cell: str, folder: Path, kind: str) -> Answers:
             few, settings["max_num_batched_tokens"], settings["max_num_seqs"] = 8, 4, 4
         elif folder.name in WITH_STATES:  # as long as a chunk's are all there at once
             few, settings["max_num_batched_tokens"], settings["max_num_seqs"] = FEW_WITH_STATES[kind], 12, 12
-        settings["num_gpu_blocks_override"] = few + 20 * bool(BESIDE)
+        beside = 20 if BESIDE and folder.name not in WITH_STATES else 0
+        settings["num_gpu_blocks_override"] = few + beside
     core = start(folder, **settings)
     answers = run(core, requests(kind))
     if cell == "cached":
