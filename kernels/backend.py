@@ -40,6 +40,7 @@ from quire.kernels.pointwise.norm import (
     rms_norm_reference,
 )
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
+from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -94,6 +95,7 @@ class Backend:
     )
     masses_of_part: Callable[[Tensor, int, Search, int], Tensor] = masses_of_part_reference
     narrow: Callable[[Tensor, Search, int], Tensor] = narrow_reference
+    recurrences: Recurrences | None = None  # None: transformers' own code computes them
 
 
 def torch_backend() -> Backend:

@@ -218,3 +218,82 @@ LATENT: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v3",
     },
 }
+
+# Layers that keep states beside attention: delta rules, a convolution alone, Mamba 2 and Mamba 1.
+_QWEN3_5 = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    **sizes(2560, 32, 16, 4, 9216),
+    "head_dim": 256,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {"rope_type": "default", ROPE: 10000000, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "tie_word_embeddings": True,
+}
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3.5-4b": _QWEN3_5,
+    "qwen3-next-8-layers": {
+        **_QWEN3_5,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        **sizes(2048, 8, 16, 2, 5120),
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": False,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        **sizes(2048, 16, 32, 8, 12288),
+        "vocab_size": 65536,
+        "layer_types": [
+            "full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)
+        ],
+        "max_position_embeddings": 128000,
+        "tie_word_embeddings": True,
+    },
+    "nemotron-h-8b-13-layers": {
+        "architectures": ["NemotronHForCausalLM"],
+        "model_type": "nemotron_h",
+        **sizes(4096, 13, 32, 8, 21504),
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "layers_block_type": [
+            *(["linear_attention", "mlp"] * 3),
+            "linear_attention",
+            "full_attention",
+            "mlp",
+            *(["linear_attention", "mlp"] * 2),
+        ],
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
+    "falcon-mamba-7b-16-layers": {
+        "architectures": ["FalconMambaForCausalLM"],
+        "model_type": "falcon_mamba",
+        "hidden_size": 4096,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "state_size": 16,
+        "time_step_rank": 256,
+        "vocab_size": 65024,
+        "tie_word_embeddings": False,
+    },
+    "kimi-linear-8-layers": {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "hidden_size": 2304,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 163840,
+        "tie_word_embeddings": False,
+    },
+}

@@ -122,8 +122,13 @@ class ModelRunner:
 
     @property
     def keeps_states(self) -> bool:
-        """Return whether there are layers that keep states; graphs may hold their decodes alone."""
+        """Return whether there are layers that keep states."""
         return bool(self.model.config.states)
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Return whether such layers take chunks of prompts apart as the host knows them."""
+        return getattr(self.model, "takes_pieces", False)
 
     @property
     def graphs_may_choose(self) -> bool:
@@ -135,7 +140,7 @@ class ModelRunner:
         config, cascades = self.model.config, self.batches.cascades
         idle = idle_steps(
             self.limits,
-            [] if self.keeps_states else self.mixed_sizes,
+            [] if self.takes_pieces else self.mixed_sizes,
             None if cascades is None else cascades.width,
             config.pooling,
             choosing=self.graphs_may_choose,
@@ -279,7 +284,7 @@ class ModelRunner:
         whole: of all tokens and not of each row's newest alone, for which no graph was recorded.
         """
         inputs, drawn_from, spans = [*mixed_inputs(plan)], plan.sample_tokens, self._spans(plan)
-        graphs = None if self.graphs is None or self.keeps_states else self.graphs.of_mixed(spans)
+        graphs = None if self.graphs is None or self.takes_pieces else self.graphs.of_mixed(spans)
         chunks = self._chunks(plan)
         config = self.model.config
         saved = seconds_of_knowing(chunks, config.num_heads)
@@ -330,8 +335,8 @@ class ModelRunner:
         return spans_of(plan) if chosen and plan.context_lens.max() > chosen else None
 
     def _chunks(self, plan: StepPlan) -> tuple[Span, ...]:
-        """Return what `PrefillBatch.spans` is to be, for layers that attend to latents or keep states."""
-        knows = self.attends_to_latents or self.keeps_states
+        """Return what `PrefillBatch.spans` is to be, for layers that attend to latents or take pieces."""
+        knows = self.attends_to_latents or self.takes_pieces
         return spans_of(plan, plan.num_decodes) if knows else ()
 
     def _move(self, moves: MoveInputs[Tensor]) -> None:

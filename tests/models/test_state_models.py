@@ -15,9 +15,9 @@ from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.pieces import cut
 from quire.engine.models.general.selective_scan import selective_scan
 from quire.engine.models.general.stateful import CacheOfStates
-from quire.engine.models.general.states import _cut
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.attention.batch import Span
@@ -117,7 +117,7 @@ def test_the_block_of_rows_that_pad_is_of_the_memory_that_is_given(tmp_path: Pat
 def test_chunks_are_cut_where_blocks_end_and_earlier_tokens_come_first() -> None:
     """So that who shares a block that another row computes in the same step finds its states there."""
     spans = (Span(0, 6, 14), Span(1, 1, 0), Span(2, 9, 9))  # the second pads
-    pieces = sorted(_cut(spans, 5, block_size=4))
+    pieces = sorted(cut(spans, 5, block_size=4))
     assert pieces == [(0, 12, 16, 2), (4, 16, 20, 2), (8, 5, 9, 0), (8, 20, 21, 2), (12, 9, 11, 0)]
 
 

@@ -92,7 +92,8 @@ class GeneralModel:
         self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
         self._states = StepStates(config.group_of_states)
-        give_states(causal, config.states, self._states)
+        # Whether its code takes prompts apart as the host knows them, so that graphs hold decodes alone.
+        self.takes_pieces = give_states(causal, config.states, self._states, backend.recurrences)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)

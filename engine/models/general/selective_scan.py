@@ -5,29 +5,13 @@ Mamba: Linear-Time Sequence Modeling with Selective State Spaces (Gu and Dao, 20
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_NAME = "mamba_selective_scan"  # of the function in modelling code
-
-
-def scans(forward: Callable[..., Any]) -> bool:
-    """Return whether a module's code calls the scan."""
-    return _NAME in inspect.unwrap(forward).__code__.co_names
-
-
-def with_scan(forward: Callable[..., Any], scan: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a module's code with another scan in it."""
-    code: Any = inspect.unwrap(forward)
-    return FunctionType(
-        code.__code__, code.__globals__ | {_NAME: scan}, code.__name__, code.__defaults__, code.__closure__
-    )
+NAME = "mamba_selective_scan"  # of the function in modelling code
 
 
 def selective_scan(

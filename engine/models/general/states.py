@@ -1,168 +1,77 @@
-"""States that each token changes, in modules of transformers, over the blocks that sequences have.
-
-Such a module takes the tokens of one sequence, or one of each of several, and a cache with their states. So a
-step's tokens are taken apart: decodes go through it together, and chunks of prompts one after the other, in
-pieces that end where blocks end. Behind each piece the block has the states as they are there.
-"""
+"""States that each token changes, in modules of transformers, over the blocks that sequences have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from quire.engine.models.general.selective_scan import scans, selective_scan, with_scan
-from quire.engine.models.general.stateful import CacheOfStates, Called, Found, Key, state_modules
-from quire.kernels.attention.batch import ForwardBatch, Span
+from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
+from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
+from quire.engine.models.general.stateful import state_modules
+from quire.engine.models.general.whole_steps import WholeStepModule, is_known
+from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.formats.state_cache import StateCache
 from quire.kernels.formats.state_spec import LayerStates
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Tokens begin..end-1 of a step, which one sequence has next to each other; `apart`: a sequence each.
-
-    before: the blocks that have their states before them, one of a sequence; None: there are none yet. after:
-    the blocks that get them; None: the tokens are nobody's.
-    """
-
-    begin: int
-    end: int
-    before: Tensor | None
-    after: Tensor | None
-    apart: bool = False
-
-    def of(self, given: Any, tokens: int) -> Any:
-        """Return [sequences, own tokens, …] of a tensor [1, tokens, …], or of those in a tuple."""
-        if isinstance(given, tuple):
-            return tuple(self.of(each, tokens) for each in given)
-        if not isinstance(given, Tensor) or given.dim() < 2 or given.shape[:2] != (1, tokens):
-            return given
-        own = given[:, self.begin : self.end]
-        return own.transpose(0, 1) if self.apart else own
+from quire.kernels.recurrence.operations import Recurrences
+from quire.kernels.recurrence.step import StateStep
 
 
 class StepStates:
     """The states of the step that `begin` was told of."""
 
     def __init__(self, group_of_states: Sequence[int]) -> None:
-        self._groups = group_of_states
-        self._pieces: dict[int, list[_Piece]] = {}
+        self._group_of_states = group_of_states
+        self._groups: tuple[ForwardBatch, ...] = ()
         self._cache: StateCache | None = None
+        self._pieces: dict[int, list[Piece]] = {}
+        self._steps: dict[int, StateStep] = {}
+        self._chunks: Chunks | None = None
 
     def begin(self, batch: ForwardBatch, cache: StateCache) -> None:
-        groups = (batch, *batch.other_groups)
-        self._pieces = {at: _pieces(groups[at], cache.block_size, cache.spare) for at in set(self._groups)}
-        self._cache = cache
+        self._groups, self._cache = (batch, *batch.other_groups), cache
+        self._chunks = None
+        self._pieces.clear()
+        self._steps.clear()
 
-    def of(self, layer: int) -> tuple[list[_Piece], Sequence[Tensor]] | None:
+    def in_pieces(self, layer: int) -> tuple[list[Piece], Sequence[Tensor]] | None:
         """Return which pieces go through a layer, and its states; None before the first step."""
-        cache = self._cache
-        return None if cache is None else (self._pieces[self._groups[layer]], cache.layers[layer])
+        cache, group = self._cache, self._group_of_states[layer]
+        if cache is None:
+            return None
+        if group not in self._pieces:
+            self._pieces[group] = pieces_of(self._groups[group], cache.block_size, cache.spare)
+        return self._pieces[group], cache.layers[layer]
+
+    def whole(self, layer: int) -> tuple[StateStep, Sequence[Tensor]] | None:
+        """Return the step as kernels take it that compute a layer, and its states; None before the first."""
+        cache, group = self._cache, self._group_of_states[layer]
+        if cache is None:
+            return None
+        if group not in self._steps:
+            batch = self._groups[group]
+            if self._chunks is None and batch.prefill is not None:
+                self._chunks = chunks_of(batch.prefill, len(batch.tokens), cache.block_size)
+            self._steps[group] = state_step(batch, self._chunks, cache.block_size, cache.spare)
+        return self._steps[group], cache.layers[layer]
 
 
-def _pieces(batch: ForwardBatch, block_size: int, spare: int) -> list[_Piece]:
-    """Return a step's decodes, and its chunks in pieces, with blocks of a cache group."""
-    decode, prefill = batch.decode, batch.prefill
-    tables, rows, lens = decode.block_tables, decode.rows.long(), decode.context_lens.long()
-    pieces: list[_Piece] = []
-    if len(rows):
-        before = tables[rows, (lens - 2).clamp(min=0) // block_size].long()
-        after = tables[rows, (lens - 1).clamp(min=0) // block_size].long()
-        pieces.append(_Piece(0, len(rows), before, torch.where(lens > 0, after, spare), apart=True))
-    if prefill is None:
-        return pieces
-    rest = len(batch.tokens) - len(rows)
-    if sum(span.tokens for span in prefill.spans) != rest:  # a step of nobody, of which other things are told
-        return [*pieces, _Piece(len(rows), len(batch.tokens), None, None)] if rest else pieces
-    cut = sorted(_cut(prefill.spans, len(rows), block_size))
-    numbers = torch.tensor(cut, dtype=torch.int64).view(-1, 4).to(tables.device, non_blocking=True)
-    first, begins, ends, row_of = numbers.unbind(1)
-    found = tables[row_of, (first - 1).clamp(min=0) // block_size].long()
-    left = tables[row_of, (first + ends - begins - 1) // block_size].long()
-    for i, (position, begin, end, _) in enumerate(cut):
-        pieces.append(_Piece(begin, end, found[i : i + 1] if position else None, left[i : i + 1]))
-    return pieces
+def give_states(
+    model: nn.Module, layers: Sequence[LayerStates], step: StepStates, recurrences: Recurrences | None
+) -> bool:
+    """Have the modules that keep these states go on from those of the step that `step` was told of.
 
-
-def _cut(spans: Sequence[Span], begin: int, block_size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield pieces of rows' tokens that end where blocks end: position, begin and end in the step, and row.
-
-    begin: of the first row's tokens in the step. In rising order of positions those of a row follow each
-    other, and who shares a block that another row computes in the same step comes after that.
+    With kernels those that they know compute all of a step at once, the others a piece at a time. Return
+    whether there are such others.
     """
-    for span in spans:
-        end, position = begin + span.tokens, span.context_len - span.tokens
-        while span.context_len and begin < end:
-            size = min(end - begin, block_size - position % block_size)
-            yield position, begin, begin + size, span.row
-            position, begin = position + size, begin + size
-        begin = end
-
-
-class StateModule:
-    """In place of the `forward` of a module that keeps states: calls it for each piece of a step."""
-
-    def __init__(self, module: nn.Module, layer: LayerStates, at: int, step: StepStates) -> None:
-        self._called = Called(module)
-        self._keys: list[Key] = [(part.rolls, part.number) for part in layer.parts]
-        self._at, self._step = at, step
-        self._scanned: Tensor | None = None  # the state from which a scan goes on
-        if scans(type(module).forward):
-            self._called.forward = partial(with_scan(type(module).forward, self._scan), module)
-
-    def _scan(self, *args: Any, **given: Any) -> Any:
-        return selective_scan(self._scanned, *args, **given)
-
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        named = self._called.named(args, given)
-        of_step = self._step.of(self._at)
-        if of_step is None:
-            return self._call(named, CacheOfStates({}))
-        pieces, states = of_step
-        tokens = named["hidden_states"].shape[1]
-        results = []
-        for piece in pieces:
-            found: Found = {}
-            if piece.before is not None:
-                each = zip(self._keys, states, strict=True)
-                found = {key: state.index_select(0, piece.before) for key, state in each}
-            cache = CacheOfStates(found)
-            results.append(
-                self._call({name: piece.of(value, tokens) for name, value in named.items()}, cache)
-            )
-            if piece.after is not None:
-                for key, state in zip(self._keys, states, strict=True):
-                    state.index_copy_(0, piece.after, cache.states[key].to(state.dtype))
-        if not isinstance(results[0], tuple):
-            return _joined(pieces, results, tokens)
-        return tuple(_joined(pieces, each, tokens) for each in zip(*results, strict=True))
-
-    def _call(self, given: dict[str, Any], cache: CacheOfStates) -> Any:
-        self._scanned = cache.states.get((False, 0))
-        return self._called.forward(**given, **{self._called.cache: cache})
-
-
-def _joined(pieces: Sequence[_Piece], results: Sequence[Any], tokens: int) -> Tensor | None:
-    """Return [1, tokens, …] of what pieces gave; None, if that is not of tokens: nobody reads it."""
-    if not all(isinstance(each, Tensor) and each.dim() > 1 for each in results):
-        return None
-    own = [each.transpose(0, 1) if piece.apart else each for piece, each in zip(pieces, results, strict=True)]
-    if any(each.shape[:2] != (1, piece.end - piece.begin) for piece, each in zip(pieces, own, strict=True)):
-        return None
-    out: Tensor = own[0].new_zeros(1, tokens, *own[0].shape[2:])
-    for piece, each in zip(pieces, own, strict=True):
-        out[:, piece.begin : piece.end] = each
-    return out
-
-
-def give_states(model: nn.Module, layers: Sequence[LayerStates], step: StepStates) -> None:
-    """Have the modules that keep these states go on from those of the step that `step` was told of."""
     modules = dict(state_modules(model))
+    takes_pieces = False
     for at, layer in enumerate(layers):
         module = modules[layer.name]
-        module.forward = StateModule(module, layer, at, step)
+        if recurrences is not None and is_known(module, layer):
+            module.forward = WholeStepModule(module, recurrences, partial(step.whole, at))
+        else:
+            module.forward = PieceModule(module, layer, partial(step.in_pieces, at))
+            takes_pieces = True
+    return takes_pieces
