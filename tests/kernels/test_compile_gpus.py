@@ -35,7 +35,7 @@ from quire.kernels.attention.key_tiles import KeyTiles
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import Gpu
 from quire.kernels.parallel import all_reduce, terms
-from quire.kernels.pointwise import activation, block_copy, norm, pinned_copy
+from quire.kernels.pointwise import activation, block_copy, gated_norm, norm, pinned_copy
 from quire.kernels.sampling import logprobs, part_thresholds, peer_sampling, peer_thresholds
 from quire.kernels.sampling import masks as token_mask
 from tests.engine.nightly import NIGHTLY
@@ -218,8 +218,11 @@ def small_cases() -> dict[str, Case]:
     eight: dict[str, object] = {"TERMS": 8, "BLOCK": terms.BLOCK, "DEPENDENT": True}
     bf16_terms = dict.fromkeys(("terms_ptr", "total_ptr"), "*bf16")
     gate_of_8b = {"WIDTH": 14336, "BLOCK": 1024, "KIND": "silu", "DEPENDENT": True}
+    gated_heads = {"HIDDEN": 128, "COLUMNS": 128, "BLOCK": 128, "ROWS": 8, "GATE_FIRST": False, "SILU": True}
+    gated_heads["DEPENDENT"] = True
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
+        "gated_norm": (gated_norm._gated_norm_kernel, gated_heads, 4, {"gate_ptr": "*bf16"}),
         "silu_mul": (activation._gated_kernel, gate_of_8b, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),

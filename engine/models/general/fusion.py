@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general import matching
 from quire.engine.models.general.attention import give
+from quire.engine.models.general.gated_norms import GatedNormModule, gated_norm_of
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.modules import (
@@ -206,6 +207,8 @@ def _replace(modules: Iterable[nn.Module], backend: Backend, dtype: torch.dtype)
 
 
 def _replacement(module: nn.Module, backend: Backend, dtype: torch.dtype) -> Callable[..., object] | None:
+    if (gated_norm := gated_norm_of(module)) is not None:
+        return GatedNormModule(gated_norm, backend)
     if (norm := norm_of(module)) is not None:
         return NormModule(norm, backend)
     if (layer_norm := layer_norm_of(module)) is not None:
