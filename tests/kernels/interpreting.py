@@ -175,6 +175,24 @@ def _splat(self: Any, ret_ty: Any, arg: Any) -> Any:
     return interpreter.TensorHandle(data, arg.dtype.scalar)
 
 
+def _scan_by_slices(self: Any, input: Any) -> Any:
+    """Scan a whole slice across the axis at a time, and not each number by itself."""
+    given = [np.moveaxis(each.handle.data, self.axis, 0) for each in input]
+    scanned = [np.empty_like(each) for each in given]
+    before: tuple[Any, ...] = ()
+    for at in range(len(given[0])):
+        own = tuple(self.to_tensor(each[at], part.dtype) for each, part in zip(given, input, strict=True))
+        if at:
+            own = self.combine_fn.fn(*before, *own)
+        before = own if isinstance(own, tuple) else (own,)
+        for each, part in zip(scanned, before, strict=True):
+            each[at] = part.handle.data
+    return [
+        self.to_tensor(np.moveaxis(each, 0, self.axis), part.dtype)
+        for each, part in zip(scanned, input, strict=True)
+    ]
+
+
 def do_once_what_the_interpreter_repeats() -> None:
     """Have the interpreter replace the language once for a kernel, by names, not at each call in it.
 
@@ -191,5 +209,6 @@ def do_once_what_the_interpreter_repeats() -> None:
     TritonSemantic.binary_op_type_checking_impl = _check_types_once
     TritonSemantic.scalar_constant = _constant_made_once
     interpreter.InterpreterBuilder.create_splat = _splat
+    interpreter.ScanOps.generic_scan = _scan_by_slices
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)

@@ -164,6 +164,11 @@ SPILLS_LIMIT = {
     "experts_place_alone": 0,
     "experts_route": 0,
     "experts_route_biased": 0,
+    "convolve": 0,
+    "convolve_chunks": 0,
+    "selective_scan": 0,
+    "selective_scan_chunks": 0,
+    "selective_scan_chunks_wide": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
 READS_EARLY = {
@@ -752,6 +757,42 @@ def experts_variants() -> dict[str, Case]:
     }
 
 
+def recurrence_variants() -> dict[str, Case]:
+    """Return a convolution as Qwen3-Next has it, and Mamba's scan as Falcon-Mamba-7B does, and a wide one."""
+    from triton.compiler import ASTSource
+
+    from quire.kernels.recurrence import convolution, selective_scan_kernels
+    from quire.kernels.recurrence.step import CHUNK
+
+    types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16")
+    types |= dict.fromkeys(("z_ptr", "out_ptr", "state_ptr"), "*bf16")
+    types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr"), "*i32")
+    of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
+    newest = {"CHANNELS": 8192, "INPUTS": 4, "KEPT": 4, "KEPT_PADDED": 4, "SILU": True, "bias_ptr": None}
+    chunked = {"SLICE": convolution.CHUNK_CHANNELS, "TOKENS": CHUNK}
+    scanned = {"CHANNELS": 8192, "COLUMNS": 16, "SOFTPLUS": True}
+    scan, wide = selective_scan_kernels, selective_scan_kernels.chunk_tile(256)
+    found: dict[str, tuple[Any, dict[str, Any], int]] = {
+        "convolve": (
+            convolution._decode_kernel,
+            newest | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
+            convolution.DECODE_WARPS,
+        ),
+        "convolve_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
+        "selective_scan": (
+            scan.decode_kernel, scanned | scan.decode_tile(16) | {"DEPENDENT": True}, scan.DECODE_WARPS,
+        ),
+        "selective_scan_chunks": (scan.chunk_kernel, scanned | scan.chunk_tile(16), scan.WARPS),
+        "selective_scan_chunks_wide": (scan.chunk_kernel, scanned | {"COLUMNS": 256} | wide, scan.WARPS),
+    }  # fmt: skip
+    cases = {}
+    for name, (kernel, constants, warps) in found.items():
+        own = types if name.startswith("convolve") else of_scan
+        aligned = (*own, *(each for each in kernel.arg_names if each.endswith("_stride")))
+        cases[name] = Case(ASTSource, kernel, constants, own, aligned, {"num_warps": warps})
+    return cases
+
+
 def described(case: Case) -> dict[str, Any]:
     """Return what a kernel is once compiled. Places in the PTX are lines, and -1 stands for never."""
     result = compiled_for(case, 90)
@@ -827,7 +868,7 @@ def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, Any]]) -> None:
     """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
-        launched_dependently = not any(kind in name for kind in ("prefill", "dequantize", "matmul"))
+        launched_dependently = not any(kind in name for kind in ("prefill", "dequantize", "matmul", "chunks"))
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 
@@ -857,5 +898,6 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
     cases |= hopper_linear_variants() | hopper_gemv_variants() | hopper_matmul_variants() | experts_variants()
+    cases |= recurrence_variants()
     with ThreadPoolExecutor() as pool:
         print(json.dumps(dict(zip(cases, pool.map(described, cases.values()), strict=True))))

@@ -1,0 +1,86 @@
+"""Random steps of layers that keep states: all that there is of decodes and of chunks, in every one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
+
+BLOCKS = 16
+SPARE = BLOCKS - 1  # of what pads: nobody's
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """A step of `tokens`; the last few are of no decode and no chunk."""
+
+    step: StateStep
+    tokens: int
+
+    @property
+    def owned(self) -> torch.Tensor:
+        """Tokens that get an output."""
+        decodes = range(len(self.step.after))
+        own = [token for token in decodes if self.step.after[token] != SPARE]
+        for first, count, *_ in self.step.chunks.tolist():
+            own += range(first, first + count)
+        return torch.tensor(sorted(own), dtype=torch.int64)
+
+    @property
+    def written(self) -> set[int]:
+        """Blocks that get states, but for the spare one."""
+        after = self.step.after.tolist()
+        after += [block for _, count, _, block in self.step.chunks.tolist() if count]
+        return {*after} - {-1, SPARE}
+
+
+def step_of(
+    decodes: Iterable[tuple[int, int]], chunks: Iterable[tuple[int, int, int, int]], device: torch.device
+) -> StateStep:
+    """Return a step of decodes (before, after) and chunks as `StateStep` has them."""
+
+    def numbers(values: Iterable[tuple[int, ...]], width: int) -> torch.Tensor:
+        return torch.tensor([*values], dtype=torch.int32, device=device).view(-1, width)
+
+    both = numbers(decodes, 2)
+    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), numbers(chunks, 4))
+
+
+def draw_step(device: torch.device, longest: int = CHUNK) -> DrawnStep:
+    """Draw a step, by torch's seed, of chunks of up to `longest` tokens.
+
+    Decodes go on in their own block, into another one, and from nothing, and one pads. Sequences begin with
+    nothing, go on in place, from a block, and from one that another sequence left in this step; their chunks
+    are carried, behind long ones and behind ones of a token or two, and leave states or not. Some pad, first,
+    last and between. Sequences' tokens lie in another order than their chunks come in.
+    """
+
+    def size(least: int = 1, most: int = longest) -> int:
+        return int(torch.randint(least, most + 1, ()))
+
+    decodes = [(0, 0), (1, 2), (NO_STATE, 3), (SPARE, SPARE)]
+    short = (size(1, 2), CARRIED, -1)
+    sequences = [
+        [(longest, NO_STATE, -1), (0, 0, 14), (longest, CARRIED, 4), (size(), CARRIED, 5)],
+        [(size(1, 2), 6, 6), (size(), CARRIED, -1), short, short, (0, NO_STATE, -1), (size(), CARRIED, 6)],
+        [(size(1, 2), 4, 7), (longest, CARRIED, 8)],
+        [(size(), 9, -1), short, (size(1, 3), CARRIED, 10)],
+        [(size(1, 2), NO_STATE, 11), (size(1, 2), CARRIED, 11), (size(), 11, 11)],
+        [(1, 8, 12), (size(1, 3), 12, 12)],
+    ]
+    firsts, end = {}, len(decodes)
+    for which in torch.randperm(len(sequences)).tolist():
+        firsts[which] = end
+        end += sum(count for count, *_ in sequences[which])
+    chunks = [(0, 0, NO_STATE, SPARE), (0, 0, 0, -1)]
+    for which, sequence in enumerate(sequences):
+        first = firsts[which]
+        for count, before, after in sequence:
+            chunks.append((first, count, before, after))
+            first += count
+        if which == 2:
+            chunks.append((0, 0, 1, 13))
+    return DrawnStep(step_of(decodes, [*chunks, (0, 0, CARRIED, -1)], device), end + 3)
