@@ -14,6 +14,7 @@ from quire.kernels.recurrence.step import CARRIED, CHUNK
 # on a multiprocessor. Their loops over chunks are what a long prompt's step takes.
 SLICE = 32
 WARPS = 4
+MOST_TOGETHER = 160  # chunks whose products are in memory at a time: 0.5 GB of 32 heads of 128 numbers
 AHEAD = 64  # chunks among which a program looks for the end of those that go on from one another
 
 
@@ -31,16 +32,18 @@ def delta_rule_of_chunks(
 ) -> None:
     """Compute the tokens of chunks [C, 4], at least one: `delta_rule.gated_delta_rule` has the shapes.
 
-    What a chunk's products are without the state is computed for all of them ahead, see `delta_products`.
+    What a chunk's products are without the state is computed for many of them ahead, see `delta_products`.
     """
     heads, key_dim, value_dim = state.shape[1:]
-    products = products_of_chunks(q, k, v, g, beta, chunks, normalised=normalised)
     exact = q.dtype == torch.float32
     keys = max(triton.next_power_of_2(key_dim), 16)
-    _scan_kernel[(triton.cdiv(value_dim, SLICE), heads)](
-        *products, state, chunks, out, len(chunks), heads, key_dim, value_dim, keys, SLICE, CHUNK, CARRIED,
-        AHEAD, num_warps=WARPS, num_stages=stages_of(keys, exact=exact),
-    )  # fmt: skip
+    carried = state.new_empty(state.shape[1:]) if len(chunks) > MOST_TOGETHER else None
+    for part in chunks.split(MOST_TOGETHER):
+        products = products_of_chunks(q, k, v, g, beta, part, normalised=normalised)
+        _scan_kernel[(triton.cdiv(value_dim, SLICE), heads)](
+            *products, state, carried, part, out, len(part), state.stride(0), heads, key_dim, value_dim, keys,
+            SLICE, CHUNK, CARRIED, AHEAD, num_warps=WARPS, num_stages=stages_of(keys, exact=exact),
+        )  # fmt: skip
 
 
 def stages_of(keys: int, *, exact: bool) -> int:
@@ -57,9 +60,11 @@ def _scan_kernel(
     scores_ptr: tl.tensor,
     decays_ptr: tl.tensor,
     state_ptr: tl.tensor,
+    carried_ptr: tl.tensor,
     chunks_ptr: tl.tensor,
     out_ptr: tl.tensor,
     count: tl.tensor,
+    state_stride: tl.tensor,
     HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -81,11 +86,13 @@ def _scan_kernel(
     in_key, in_value = key < KEY_DIM, value < VALUE_DIM
     inside = in_key[:, None] & in_value[None, :]
     places = head * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
-    BLOCK: tl.constexpr = HEADS * KEY_DIM * VALUE_DIM
     by_key = row[:, None] * KEY_DIM + key[None, :]
     by_value = row[:, None] * VALUE_DIM + value[None, :]
     by_token = row[:, None] * CHUNK + row[None, :]
-    state = tl.zeros((KEYS, SLICE), tl.float32)
+    if carried_ptr is not None:  # what the chunks before these left, if they go on from it
+        state = tl.load(carried_ptr + places, inside, other=0.0)
+    else:
+        state = tl.zeros((KEYS, SLICE), tl.float32)
     begin = 0
     while begin < count:
         ahead = begin + tl.arange(0, AHEAD)
@@ -99,7 +106,7 @@ def _scan_kernel(
         if tokens > 0:
             before = tl.load(chunks_ptr + 4 * begin + 2).to(tl.int64)
             if before != CARRIED:
-                state = tl.load(state_ptr + before * BLOCK + places, inside & (before >= 0), other=0.0)
+                state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
             for chunk in range(begin, end):
                 place = chunk * HEADS + head.to(tl.int64)
                 reads = tl.load(reads_ptr + place * CHUNK * KEY_DIM + by_key, in_key[None, :], other=0.0)
@@ -120,6 +127,8 @@ def _scan_kernel(
                 out = out_ptr + ((first + row[:, None]) * HEADS + head) * VALUE_DIM + value[None, :]
                 tl.store(out, result, of_chunk[:, None] & in_value[None, :])
             after = tl.load(chunks_ptr + 4 * end - 1).to(tl.int64)
-            tl.store(state_ptr + after * BLOCK + places, state, inside & (after >= 0))
+            tl.store(state_ptr + after * state_stride + places, state, inside & (after >= 0))
             tl.debug_barrier()  # a later chunk may go on from that block, which other threads wrote parts of
         begin = end
+    if carried_ptr is not None:
+        tl.store(carried_ptr + places, state, inside)

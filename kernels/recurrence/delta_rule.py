@@ -11,6 +11,7 @@ from quire.kernels.recurrence.delta_chunks import delta_rule_of_chunks
 from quire.kernels.recurrence.delta_products import EPS, rows_of
 from quire.kernels.recurrence.step import CARRIED, NO_STATE, StateStep
 
+MOST_WIDTH = 256  # of keys and values
 SLICE = 32  # of a value's numbers that a program has the state of: 128 bytes of each row
 WARPS = 4
 
@@ -41,7 +42,7 @@ def gated_delta_rule(
         heads, key_dim, value_dim = state.shape[1:]
         _decode_kernel[(triton.cdiv(value_dim, SLICE), heads, step.decodes)](
             q, k, v, g, beta, state, step.before, step.after, out,
-            *(x.stride(0) for x in (q, k, v, g, beta)), key_dim**-0.5,
+            *(x.stride(0) for x in (q, k, v, g, beta, state)), key_dim**-0.5,
             heads, heads // k.shape[1], key_dim, value_dim, triton.next_power_of_2(key_dim), SLICE,
             g.dim() == 3, normalised, EPS, num_warps=WARPS,
         )  # fmt: skip
@@ -97,7 +98,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
     assert g.shape in ((tokens, heads), (tokens, heads, key_dim)) and beta.shape == (tokens, heads)
     assert state.shape[1:] == (heads, key_dim, value_dim) and state.dtype == torch.float32
-    assert state.is_contiguous() and max(key_dim, value_dim) <= 256, (state.stride(), key_dim, value_dim)
+    assert max(key_dim, value_dim) <= MOST_WIDTH, (key_dim, value_dim)
+    assert not len(state) or state[0].is_contiguous(), state.stride()  # blocks may lie apart
 
 
 @triton.jit
@@ -116,6 +118,7 @@ def _decode_kernel(
     v_stride: tl.tensor,
     g_stride: tl.tensor,
     beta_stride: tl.tensor,
+    state_stride: tl.tensor,
     scale: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -137,8 +140,7 @@ def _decode_kernel(
     places = head * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
     before = tl.load(before_ptr + row).to(tl.int64)
     after = tl.load(after_ptr + row).to(tl.int64)
-    BLOCK: tl.constexpr = HEADS * KEY_DIM * VALUE_DIM
-    state = tl.load(state_ptr + before * BLOCK + places, inside & (before >= 0), other=0.0)
+    state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
     of_head = head // GROUP * KEY_DIM + key
     q = tl.load(q_ptr + row * q_stride + of_head, in_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + row * k_stride + of_head, in_key, other=0.0).to(tl.float32)
@@ -154,6 +156,6 @@ def _decode_kernel(
         state *= tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
     change = (v - tl.sum(state * k[:, None], 0)) * beta
     state += k[:, None] * change[None, :]
-    tl.store(state_ptr + after * BLOCK + places, state, inside)
+    tl.store(state_ptr + after * state_stride + places, state, inside)
     result = tl.sum(state * (q * scale)[:, None], 0)
     tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, result, in_value)

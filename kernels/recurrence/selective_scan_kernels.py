@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.recurrence.step import CARRIED
+from quire.kernels.recurrence.time_steps import softplus
 
 # Decodes: a program has so many numbers of states in registers, 8 a thread.
 DECODE_NUMBERS, DECODE_WARPS = 1024, 4
@@ -36,16 +37,6 @@ def chunk_tile(columns: int) -> dict[str, int]:
 
 
 @triton.jit
-def _softplus(x: tl.tensor) -> tl.tensor:
-    """Return log(1 + exp(x)), also where that is far below 1; NaN stays."""
-    small = tl.exp(-tl.abs(x))
-    whole = 1.0 + small
-    # log(1 + small): what the sum loses of a small number, the quotient makes up for (Higham 2002, 1.14.1).
-    kept = tl.where(whole == 1.0, 1.0, whole - 1.0)
-    return tl.where(x > 0.0, x, 0.0) + tl.where(whole == 1.0, small, tl.log(whole) * (small / kept))
-
-
-@triton.jit
 def _time_steps(
     dt: tl.tensor, bias_ptr: tl.tensor, channel: tl.tensor, there: tl.tensor, SOFTPLUS: tl.constexpr
 ) -> tl.tensor:
@@ -53,7 +44,7 @@ def _time_steps(
     if bias_ptr is not None:
         dt += tl.load(bias_ptr + channel, there, other=0.0).to(tl.float32)
     if SOFTPLUS:
-        dt = _softplus(dt)
+        dt = softplus(dt)
     return dt
 
 

@@ -184,9 +184,9 @@ def _scan_by_slices(self: Any, input: Any) -> Any:
         own = tuple(self.to_tensor(each[at], part.dtype) for each, part in zip(given, input, strict=True))
         if at:
             own = self.combine_fn.fn(*before, *own)
-        before = own if isinstance(own, tuple) else (own,)
+        before = tuple(own) if isinstance(own, tuple | tl.tuple) else (own,)
         for each, part in zip(scanned, before, strict=True):
-            each[at] = part.handle.data
+            each[at] = part.handle.data.reshape(each[at].shape)
     return [
         self.to_tensor(np.moveaxis(each, 0, self.axis), part.dtype)
         for each, part in zip(scanned, input, strict=True)

@@ -16,24 +16,29 @@ from quire.engine.models.general import selective_scan
 from quire.engine.models.general.own_code import calls, with_functions
 from quire.engine.models.general.stateful import Called
 from quire.kernels.formats.state_spec import LayerStates
+from quire.kernels.recurrence.delta_rule import MOST_WIDTH
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
 
 _CONVOLUTION = "causal_conv1d_fn"  # names of functions in modelling code
 _DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 _STATE_SPACES = "mamba2_chunk_scan"
-_RECURRENCES = (*_DELTA_RULES, _STATE_SPACES, selective_scan.NAME)
+# Of the state of each recurrence.
+_DIMENSIONS = {**dict.fromkeys(_DELTA_RULES, 3), _STATE_SPACES: 3, selective_scan.NAME: 2}
 _ACTIVATIONS = (None, "silu", "swish")
 
 
 def is_known(module: nn.Module, layer: LayerStates) -> bool:
     """Return whether all states of a module are those of functions that there are kernels for."""
     forward = type(module).forward
-    known = {(True, 0)} if calls(forward, _CONVOLUTION) else set()
-    if sum(calls(forward, name) for name in _RECURRENCES) == 1:
-        known.add((False, 0))
-    kept = {(part.rolls, part.number) for part in layer.parts}
-    return kept == known and getattr(module, "activation", None) in _ACTIVATIONS
+    known = {(True, 0): 2} if calls(forward, _CONVOLUTION) else {}  # and how many dimensions a state has
+    recurrences = [name for name in _DIMENSIONS if calls(forward, name)]
+    if len(recurrences) == 1:
+        known[False, 0] = _DIMENSIONS[recurrences[0]]
+    kept = {(part.rolls, part.number): len(part.shape) for part in layer.parts}
+    summed = [part for part in layer.parts if not part.rolls]
+    fits = all(part.exact and max(part.shape[1:]) <= MOST_WIDTH for part in summed)
+    return kept == known and fits and getattr(module, "activation", None) in _ACTIVATIONS
 
 
 class _NoCache:
