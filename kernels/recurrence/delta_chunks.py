@@ -13,7 +13,7 @@ from quire.kernels.recurrence.step import CARRIED, CHUNK
 # Of a value's numbers that a program has the state of: with 32 heads of 128 numbers 128 programs, each alone
 # on a multiprocessor. Their loops over chunks are what a long prompt's step takes.
 SLICE = 32
-WARPS = 4
+WARPS, WARPS_OF_WIDE = 4, 8  # of keys with up to 128 numbers, and with more
 MOST_TOGETHER = 160  # chunks whose products are in memory at a time: 0.5 GB of 32 heads of 128 numbers
 AHEAD = 64  # chunks among which a program looks for the end of those that go on from one another
 
@@ -42,8 +42,13 @@ def delta_rule_of_chunks(
         products = products_of_chunks(q, k, v, g, beta, part, normalised=normalised)
         _scan_kernel[(triton.cdiv(value_dim, SLICE), heads)](
             *products, state, carried, part, out, len(part), state.stride(0), heads, key_dim, value_dim, keys,
-            SLICE, CHUNK, CARRIED, AHEAD, num_warps=WARPS, num_stages=stages_of(keys, exact=exact),
+            SLICE, CHUNK, CARRIED, AHEAD, num_warps=warps_of(keys), num_stages=stages_of(keys, exact=exact),
         )  # fmt: skip
+
+
+def warps_of(keys: int) -> int:
+    """Return how many warps a program has, whose state has so many rows."""
+    return WARPS if keys <= 128 else WARPS_OF_WIDE
 
 
 def stages_of(keys: int, *, exact: bool) -> int:

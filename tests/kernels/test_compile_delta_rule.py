@@ -29,9 +29,9 @@ def cases() -> dict[str, Case]:
 
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("queries_ptr", "keys_ptr", "reads_ptr", "scores_ptr"), "*bf16")
-    types |= dict.fromkeys(("g_ptr", "state_ptr", "values_ptr", "decays_ptr"), "*fp32")
+    types |= dict.fromkeys(("g_ptr", "state_ptr", "carried_ptr", "values_ptr", "decays_ptr"), "*fp32")
     types |= dict.fromkeys(("chunks_ptr", "before_ptr", "after_ptr"), "*i32")
-    aligned = (*types, "q_stride", "k_stride", "v_stride", "g_stride", "beta_stride")
+    aligned = (*types, "q_stride", "k_stride", "v_stride", "g_stride", "beta_stride", "state_stride")
     found: dict[str, tuple[Any, dict[str, object], dict[str, object]]] = {}
     for name, (group, key_dim, value_dim) in HEADS.items():
         keys = 1 << (key_dim - 1).bit_length()
@@ -51,7 +51,7 @@ def cases() -> dict[str, Case]:
         stages = delta_chunks.stages_of(keys, exact=False)
         found[f"scan{name}"] = (
             delta_chunks._scan_kernel, dims | {"SLICE": delta_chunks.SLICE},
-            {"num_warps": delta_chunks.WARPS, "num_stages": stages},
+            {"num_warps": delta_chunks.warps_of(keys), "num_stages": stages},
         )  # fmt: skip
     return {
         name: Case(
