@@ -9,8 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.recurrence.state_space_chunks import chunk_kernel, chunk_options, chunk_tile
-from quire.kernels.recurrence.step import CARRIED, NO_STATE, StateStep
+from quire.kernels.recurrence.state_space_chunks import (
+    chunk_kernel,
+    chunk_options,
+    chunk_tile,
+    time_steps_kernel,
+)
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
 from quire.kernels.recurrence.time_steps import time_steps
 
 MOST_ROWS, MOST_COLUMNS = 128, 256  # of a head's state
@@ -56,10 +61,14 @@ def state_space_scan(
             **dependent_launch(x.device),
         )  # fmt: skip
     if len(step.chunks):
-        tile = chunk_tile(heads, rows, columns)
+        chunks, tile = step.chunks, chunk_tile(heads, rows, columns)
+        steps = state.new_empty(len(chunks), heads, 2, CHUNK, dtype=torch.float32)
+        time_steps_kernel[(len(chunks), heads)](
+            dt, A, dt_bias, chunks, steps, dt.stride(0), *limits, heads, CHUNK, num_warps=1
+        )
         chunk_kernel[(heads, triton.cdiv(rows, tile["TILE_ROWS"]))](
-            *tensors, step.chunks, len(step.chunks), *strides, *limits, **sizes, **tile,
-            **chunk_options(x.dtype),
+            x, steps, B, C, D, state, out, chunks, len(chunks), x.stride(0), B.stride(0), C.stride(0),
+            state.stride(0), **sizes, **tile, **chunk_options(x.dtype),
         )  # fmt: skip
     return out
 

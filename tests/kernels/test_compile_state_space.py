@@ -32,7 +32,8 @@ SIZES = {
     "Falcon-H1 34B": (32, 128, 256, 2),
     "Zamba 2 7B": (112, 64, 64, 2),
 }
-SPILLS_LIMIT = 144  # bytes a thread: as many by Triton 3.6 of 256 columns, 8 by 3.7
+# Bytes a thread, by columns: tokens are multiplied in fp32, for which registers hold a chunk's.
+SPILLS_LIMIT = {64: 0, 128: 412, 256: 1240}
 
 
 def cases(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Iterator[tuple[str, Case]]:
@@ -42,14 +43,13 @@ def cases(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Iterator[tupl
     heads, rows, columns, groups = sizes
     of_tokens = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "d_ptr", "bias_ptr")
     types = dict.fromkeys(of_tokens, f"*{NAMES[dtype]}") | {"low": "fp32", "high": "fp32"}
-    types |= dict.fromkeys(("a_ptr", "state_ptr", "out_ptr"), "*fp32")
+    types |= dict.fromkeys(("a_ptr", "state_ptr", "steps_ptr", "out_ptr"), "*fp32")
     types |= dict.fromkeys(("chunks_ptr", "before_ptr", "after_ptr"), "*i32")
     aligned = [name for name, kind in types.items() if kind[0] == "*"]
-    aligned += ["x_stride", "dt_stride", "b_stride", "c_stride", "state_stride"]
+    aligned += ["x_stride", "b_stride", "c_stride", "state_stride"]
     shape = {"HEADS": heads, "SHARING": heads // groups, "ROWS": rows, "COLUMNS": columns}
     convolved = heads * rows + 2 * groups * columns
     strides = dict.fromkeys(("x_stride", "b_stride", "c_stride"), convolved)
-    strides["dt_stride"] = convolved + heads * rows + heads
     options: dict[str, object] = {**state_space_chunks.chunk_options(dtype)}
     launched = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     constants = shape | strides | state_space_chunks.chunk_tile(heads, rows, columns) | options
@@ -103,14 +103,16 @@ def test_they_fit_each_gpu(compiled: dict[str, Any]) -> None:
 
 def test_on_hopper_they_keep_to_registers(compiled: dict[str, Any]) -> None:
     for name, found in compiled["hopper"].items():
-        assert found["spills"] <= SPILLS_LIMIT, name
+        sort, model = name.split(" of ")
+        limit = SPILLS_LIMIT[SIZES[model][2]] if sort == "chunks" else 0
+        assert found["spills"] <= limit, name
 
 
 def test_on_hopper_chunks_are_multiplied_by_warpgroups_and_loaded_ahead(compiled: dict[str, Any]) -> None:
     chunks = {name: each for name, each in compiled["hopper"].items() if name.startswith("chunks")}
     assert len(chunks) == len(SIZES)
     for name, found in chunks.items():
-        assert found["wgmma"] == 1 + 3 * state_space_chunks.PARTS and not found["others"], name
+        assert found["wgmma"] == 4 and not found["others"], name
         assert found["ahead"] >= 6, name  # x, B and C, ahead of the loop and in it
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.recurrence.operations import Recurrences
 from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 
 LAYERS = 4
@@ -198,8 +199,13 @@ def difference(generated: tuple[list[list[int]], list[Tensor]], reference: Any) 
     return worst
 
 
-def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdict:
-    """Compare logits of a chunked, mixed and batched run over the cache with transformers' own."""
+def compare(
+    kind: str, folder: Path, by: str = "eager", recurrences: Recurrences | None = None, **changes: Any
+) -> Verdict:
+    """Compare logits of a chunked, mixed and batched run over the cache with transformers' own.
+
+    recurrences: by which states are computed, instead of transformers' code.
+    """
     try:
         reference = save_tiny(kind, folder, by, **changes)
     except Exception as error:  # a configuration may need anything
@@ -209,9 +215,10 @@ def compare(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Verdi
     except ValueError as error:
         return Verdict("refused", str(error).removesuffix(SEE_TYPES).split(" here: ", maxsplit=1)[-1][:160])
     config, _ = in_blocks(config, BLOCK_SIZE, UNSCALED[torch.float32], torch.float32)
-    model, _ = load_model(
-        folder, config, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN
-    )
+    backend = replace(torch_backend(), recurrences=recurrences)
+    model, _ = load_model(folder, config, backend, device="cpu", dtype=torch.float32, max_model_len=MAX_LEN)
+    if recurrences is not None and model.takes_pieces:
+        return Verdict("unequal", "the recurrences are not what its code computes")
     driver = PagedDriver(model, config, len(LENGTHS) + 1, MAX_LEN)
     worst = difference(driver.generate(prompts(), STEPS), reference)
     with contextlib.suppress(ValueError):  # it has no experts; a loop over them is a CPU's way

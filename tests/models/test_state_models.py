@@ -15,15 +15,18 @@ from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.pieces import cut
 from quire.engine.models.general.selective_scan import selective_scan
 from quire.engine.models.general.stateful import CacheOfStates
+from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
 from quire.kernels.attention.batch import Span
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import BF16, FP32
 from quire.kernels.formats.state_spec import LayerStates, StateSpec
+from quire.kernels.recurrence.operations import REFERENCES
 from tests.models.any_model import compare, save_tiny
 from tests.models.divided_model import compare_divided
 
@@ -41,6 +44,27 @@ def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     verdict = compare(kind, tmp_path)
     assert verdict.outcome == "equal", verdict.detail
     assert not verdict.reads
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EQUAL if kind != "minimax"])
+def test_logits_equal_transformers_where_a_step_is_computed_at_once(kind: str, tmp_path: Path) -> None:
+    """By the definition of what kernels compute; all but the cache of its own."""
+    verdict = compare(kind, tmp_path, recurrences=REFERENCES)
+    assert verdict.outcome == "equal", verdict.detail
+    assert not verdict.reads
+
+
+def test_what_gives_other_numbers_is_left_to_transformers_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny("mamba2", tmp_path)
+    wrong = replace(REFERENCES, state_space_scan=lambda *given: 1.1 * REFERENCES.state_space_scan(*given))
+    for recurrences, takes_pieces in ((REFERENCES, False), (wrong, True)):
+        backend = replace(torch_backend(), recurrences=recurrences)
+        config = read_model(tmp_path)
+        model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=64)
+        assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
+        assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
 
 
 def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_path: Path) -> None:

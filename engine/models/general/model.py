@@ -93,7 +93,8 @@ class GeneralModel:
         give(causal, self._attention)
         self._states = StepStates(config.group_of_states)
         # Whether its code takes prompts apart as the host knows them, so that graphs hold decodes alone.
-        self.takes_pieces = give_states(causal, config.states, self._states, backend.recurrences)
+        hidden = self.embedding.shape[1]
+        self.takes_pieces = give_states(causal, config.states, self._states, backend.recurrences, hidden)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)

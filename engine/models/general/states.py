@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,13 +10,16 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
+from quire.engine.models.general.state_proof import is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule, is_known
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.formats.state_cache import StateCache
-from quire.kernels.formats.state_spec import LayerStates
+from quire.kernels.formats.state_spec import LayerStates, StateSpec
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
+
+logger = logging.getLogger("quire.engine")
 
 
 class StepStates:
@@ -58,18 +62,33 @@ class StepStates:
 
 
 def give_states(
-    model: nn.Module, layers: Sequence[LayerStates], step: StepStates, recurrences: Recurrences | None
+    model: nn.Module,
+    layers: Sequence[LayerStates],
+    step: StepStates,
+    recurrences: Recurrences | None,
+    hidden: int,
 ) -> bool:
     """Have the modules that keep these states go on from those of the step that `step` was told of.
 
-    With kernels those that they know compute all of a step at once, the others a piece at a time. Return
-    whether there are such others.
+    With kernels those that they know compute all of a step at once, if the first of a kind, of inputs with so
+    many columns, gives what its own code does; the others a piece at a time. Return whether there are such.
     """
     modules = dict(state_modules(model))
+    proved: dict[tuple[type[nn.Module], tuple[StateSpec, ...]], bool] = {}
     takes_pieces = False
     for at, layer in enumerate(layers):
         module = modules[layer.name]
-        if recurrences is not None and is_known(module, layer):
+        kind = (type(module), layer.parts)
+        if recurrences is None or not is_known(module, layer):
+            proved[kind] = False
+        elif kind not in proved:
+            proved[kind] = is_proved(module, layer, recurrences, hidden)
+            if not proved[kind]:
+                logger.warning(
+                    "%s keeps states by transformers' code, and slower: kernels give other numbers here",
+                    kind[0].__name__,
+                )
+        if recurrences is not None and proved[kind]:
             module.forward = WholeStepModule(module, recurrences, partial(step.whole, at))
         else:
             module.forward = PieceModule(module, layer, partial(step.in_pieces, at))
