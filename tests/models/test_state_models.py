@@ -58,10 +58,11 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_tiny("mamba2", tmp_path)
-    wrong = replace(REFERENCES, state_space_scan=lambda *given: 1.1 * REFERENCES.state_space_scan(*given))
+    scan = REFERENCES.state_space_scan
+    wrong = replace(REFERENCES, state_space_scan=lambda x, dt, *others: scan(x, 2 * dt, *others))
     for recurrences, takes_pieces in ((REFERENCES, False), (wrong, True)):
         backend = replace(torch_backend(), recurrences=recurrences)
-        config = read_model(tmp_path)
+        config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)
         model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=64)
         assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
