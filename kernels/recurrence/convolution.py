@@ -42,7 +42,7 @@ def convolve(
         )  # fmt: skip
     if len(step.chunks):
         _chunk_kernel[(triton.cdiv(channels, CHUNK_CHANNELS), 1 + len(step.chunks))](
-            *tensors, step.chunks, len(step.chunks), *strides, **sizes, SLICE=CHUNK_CHANNELS, TOKENS=CHUNK,
+            *tensors, step.chunks, step.last_used, *strides, **sizes, SLICE=CHUNK_CHANNELS, TOKENS=CHUNK,
             num_warps=CHUNK_WARPS,
         )  # fmt: skip
     return out
@@ -162,7 +162,7 @@ def _is_alone(before: tl.tensor, tokens_ahead: tl.tensor, INPUTS: tl.constexpr) 
     return (before == _NO_STATE) | ((before == _CARRIED) & (tokens_ahead >= INPUTS - 1))
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit
 def _chunk_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -170,7 +170,7 @@ def _chunk_kernel(
     state_ptr: tl.tensor,
     out_ptr: tl.tensor,
     chunks_ptr: tl.tensor,
-    chunks: tl.tensor,
+    used_ptr: tl.tensor,
     x_stride: tl.tensor,
     state_stride: tl.tensor,
     CHANNELS: tl.constexpr,
@@ -191,8 +191,8 @@ def _chunk_kernel(
     weight_ptr += channel * INPUTS
     if tl.program_id(1) == 0:
         _keep(
-            x_ptr, weight_ptr, begun, state_ptr, out_ptr, chunks_ptr, chunks, x_stride, state_stride, channel,
-            there, CHANNELS, INPUTS, KEPT, KEPT_PADDED, SILU, SLICE,
+            x_ptr, weight_ptr, begun, state_ptr, out_ptr, chunks_ptr, tl.load(used_ptr), x_stride,
+            state_stride, channel, there, CHANNELS, INPUTS, KEPT, KEPT_PADDED, SILU, SLICE,
         )  # fmt: skip
     else:
         chunk = tl.program_id(1) - 1

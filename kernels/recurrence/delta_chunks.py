@@ -26,23 +26,27 @@ def delta_rule_of_chunks(
     beta: Tensor,
     state: Tensor,
     chunks: Tensor,
+    used: Tensor,
     out: Tensor,
     *,
     normalised: bool,
 ) -> None:
     """Compute the tokens of chunks [C, 4], at least one: `delta_rule.gated_delta_rule` has the shapes.
 
-    What a chunk's products are without the state is computed for many of them ahead, see `delta_products`.
+    used [1] i32: all chunks behind so many pad. What a chunk's products are without the state is
+    computed for many of them ahead, see `delta_products`.
     """
     heads, key_dim, value_dim = state.shape[1:]
     exact = q.dtype == torch.float32
     keys = max(triton.next_power_of_2(key_dim), 16)
     carried = state.new_empty(state.shape[1:]) if len(chunks) > MOST_TOGETHER else None
-    for part in chunks.split(MOST_TOGETHER):
+    for first, part in zip(range(0, len(chunks), MOST_TOGETHER), chunks.split(MOST_TOGETHER), strict=True):
+        left = used - first if first else used
         products = products_of_chunks(q, k, v, g, beta, part, normalised=normalised)
         _scan_kernel[(triton.cdiv(value_dim, SLICE), heads)](
-            *products, state, carried, part, out, len(part), state.stride(0), heads, key_dim, value_dim, keys,
-            SLICE, CHUNK, CARRIED, AHEAD, num_warps=warps_of(keys), num_stages=stages_of(keys, exact=exact),
+            *products, state, carried, part, out, left, len(part), state.stride(0), heads, key_dim, value_dim,
+            keys, SLICE, CHUNK, CARRIED, AHEAD, num_warps=warps_of(keys),
+            num_stages=stages_of(keys, exact=exact),
         )  # fmt: skip
 
 
@@ -56,7 +60,7 @@ def stages_of(keys: int, *, exact: bool) -> int:
     return 1 if exact or keys > 128 else 2
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["most"])
 def _scan_kernel(
     queries_ptr: tl.tensor,
     keys_ptr: tl.tensor,
@@ -68,7 +72,8 @@ def _scan_kernel(
     carried_ptr: tl.tensor,
     chunks_ptr: tl.tensor,
     out_ptr: tl.tensor,
-    count: tl.tensor,
+    used_ptr: tl.tensor,
+    most: tl.tensor,
     state_stride: tl.tensor,
     HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -99,6 +104,7 @@ def _scan_kernel(
     else:
         state = tl.zeros((KEYS, SLICE), tl.float32)
     begin = 0
+    count = tl.minimum(tl.load(used_ptr), most)
     while begin < count:
         ahead = begin + tl.arange(0, AHEAD)
         tokens = tl.load(chunks_ptr + 4 * begin + 1)

@@ -47,7 +47,8 @@ def gated_delta_rule(
             g.dim() == 3, normalised, EPS, num_warps=WARPS,
         )  # fmt: skip
     if len(step.chunks):
-        delta_rule_of_chunks(q, k, v, g, beta, state, step.chunks, out, normalised=normalised)
+        chunks = step.chunks, step.last_used
+        delta_rule_of_chunks(q, k, v, g, beta, state, *chunks, out, normalised=normalised)
     return out
 
 

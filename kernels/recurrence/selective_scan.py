@@ -59,7 +59,7 @@ def selective_scan(
         )  # fmt: skip
     if len(step.chunks):
         chunk_kernel[(triton.cdiv(channels, SLICE),)](
-            *tensors, step.chunks, len(step.chunks), *strides, **sizes, **chunk_tile(columns),
+            *tensors, step.chunks, step.last_used, *strides, **sizes, **chunk_tile(columns),
             num_warps=WARPS,
         )  # fmt: skip
     return out

@@ -144,7 +144,7 @@ def _composed(decay: tl.tensor, added: tl.tensor, next_decay: tl.tensor, next_ad
     return decay * next_decay, tl.fma(next_decay, added, next_added)
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit
 def chunk_kernel(
     x_ptr: tl.tensor,
     dt_ptr: tl.tensor,
@@ -157,7 +157,7 @@ def chunk_kernel(
     state_ptr: tl.tensor,
     out_ptr: tl.tensor,
     chunks_ptr: tl.tensor,
-    chunks: tl.tensor,
+    used_ptr: tl.tensor,
     x_stride: tl.tensor,
     dt_stride: tl.tensor,
     b_stride: tl.tensor,
@@ -182,6 +182,7 @@ def chunk_kernel(
     last = (token == TOGETHER - 1)[:, None, None]
     states = tl.zeros([TOGETHER, COLUMNS_PADDED, SLICE], tl.float32)  # behind each token; the last is needed
 
+    chunks = tl.load(used_ptr)
     first, count = tl.load(chunks_ptr), tl.load(chunks_ptr + 1)
     x = _rows_of(x_ptr, x_stride, first, count, channel, there, TOGETHER)
     dt = _rows_of(dt_ptr, dt_stride, first, count, channel, there, TOGETHER)

@@ -67,7 +67,7 @@ def state_space_scan(
             dt, A, dt_bias, chunks, steps, dt.stride(0), *limits, heads, CHUNK, num_warps=1
         )
         chunk_kernel[(heads, triton.cdiv(rows, tile["TILE_ROWS"]))](
-            x, steps, B, C, D, state, out, chunks, len(chunks), x.stride(0), B.stride(0), C.stride(0),
+            x, steps, B, C, D, state, out, chunks, step.last_used, x.stride(0), B.stride(0), C.stride(0),
             state.stride(0), **sizes, **tile, **chunk_options(x.dtype),
         )  # fmt: skip
     return out

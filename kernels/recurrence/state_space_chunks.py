@@ -98,7 +98,7 @@ def _end_of_run(chunks_ptr: tl.tensor, begin: tl.tensor, chunks: tl.tensor) -> t
     return end
 
 
-@triton.jit(do_not_specialize=["chunks"])
+@triton.jit
 def chunk_kernel(
     x_ptr: tl.tensor,
     steps_ptr: tl.tensor,
@@ -108,7 +108,7 @@ def chunk_kernel(
     state_ptr: tl.tensor,
     out_ptr: tl.tensor,
     chunks_ptr: tl.tensor,
-    chunks: tl.tensor,
+    used_ptr: tl.tensor,
     x_stride: tl.constexpr,
     b_stride: tl.constexpr,
     c_stride: tl.constexpr,
@@ -145,6 +145,7 @@ def chunk_kernel(
 
     # In runs, of which each begins with a chunk that goes on from a block: one ahead may have left its state.
     begin = 0
+    chunks = tl.load(used_ptr)
     while begin < chunks:
         described = chunks_ptr + 4 * begin
         first, count = tl.load(described), tl.load(described + 1)

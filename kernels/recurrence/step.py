@@ -26,7 +26,13 @@ class StateStep:
     # [C, 4] i32: a chunk's first token in the step, its tokens (0 pads), the block whose states it goes on
     # from, NO_STATE or CARRIED, and the block that gets them behind it, or -1.
     chunks: Tensor
+    used: Tensor | None = None  # [1] i32: those behind so many of them pad; None: any may have tokens
 
     @property
     def decodes(self) -> int:
         return len(self.before)
+
+    @property
+    def last_used(self) -> Tensor:
+        """Return [1] i32: behind which number of chunks all pad."""
+        return self.chunks.new_full((1,), len(self.chunks)) if self.used is None else self.used

@@ -45,8 +45,14 @@ def step_of(
     def numbers(values: Iterable[tuple[int, ...]], width: int) -> torch.Tensor:
         return torch.tensor([*values], dtype=torch.int32, device=device).view(-1, width)
 
-    both = numbers(decodes, 2)
-    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), numbers(chunks, 4))
+    both, described = numbers(decodes, 2), numbers(chunks, 4)
+    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), described, used_of(described))
+
+
+def used_of(chunks: torch.Tensor) -> torch.Tensor:
+    """Return [1] i32: behind which number of chunks [C, 4] all pad."""
+    numbers = torch.arange(1, len(chunks) + 1, device=chunks.device)
+    return (numbers * (chunks[:, 1] > 0)).amax().view(1).int() if len(chunks) else numbers.new_zeros(1).int()
 
 
 def draw_step(device: torch.device, longest: int = CHUNK) -> DrawnStep:

@@ -30,7 +30,7 @@ def cases() -> dict[str, Case]:
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("queries_ptr", "keys_ptr", "reads_ptr", "scores_ptr"), "*bf16")
     types |= dict.fromkeys(("g_ptr", "state_ptr", "carried_ptr", "values_ptr", "decays_ptr"), "*fp32")
-    types |= dict.fromkeys(("chunks_ptr", "before_ptr", "after_ptr"), "*i32")
+    types |= dict.fromkeys(("chunks_ptr", "used_ptr", "before_ptr", "after_ptr"), "*i32")
     aligned = (*types, "q_stride", "k_stride", "v_stride", "g_stride", "beta_stride", "state_stride")
     found: dict[str, tuple[Any, dict[str, object], dict[str, object]]] = {}
     for name, (group, key_dim, value_dim) in HEADS.items():

@@ -766,7 +766,7 @@ def recurrence_variants() -> dict[str, Case]:
 
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16")
     types |= dict.fromkeys(("z_ptr", "out_ptr", "state_ptr"), "*bf16")
-    types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr"), "*i32")
+    types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr", "used_ptr"), "*i32")
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
     newest = {"CHANNELS": 8192, "INPUTS": 4, "KEPT": 4, "KEPT_PADDED": 4, "SILU": True, "bias_ptr": None}
     chunked = {"SLICE": convolution.CHUNK_CHANNELS, "TOKENS": CHUNK}

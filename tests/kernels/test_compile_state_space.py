@@ -44,7 +44,7 @@ def cases(dtype: torch.dtype, sizes: tuple[int, int, int, int]) -> Iterator[tupl
     of_tokens = ("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "d_ptr", "bias_ptr")
     types = dict.fromkeys(of_tokens, f"*{NAMES[dtype]}") | {"low": "fp32", "high": "fp32"}
     types |= dict.fromkeys(("a_ptr", "state_ptr", "steps_ptr", "out_ptr"), "*fp32")
-    types |= dict.fromkeys(("chunks_ptr", "before_ptr", "after_ptr"), "*i32")
+    types |= dict.fromkeys(("chunks_ptr", "used_ptr", "before_ptr", "after_ptr"), "*i32")
     aligned = [name for name, kind in types.items() if kind[0] == "*"]
     aligned += ["x_stride", "b_stride", "c_stride", "state_stride"]
     shape = {"HEADS": heads, "SHARING": heads // groups, "ROWS": rows, "COLUMNS": columns}

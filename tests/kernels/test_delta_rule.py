@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from state_steps import used_of
 from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
@@ -71,8 +72,8 @@ def draw_step(device: torch.device) -> tuple[StateStep, int]:
     ]:  # fmt: skip
         chunks.append([first if tokens else 0, tokens, came, left])
         first += tokens
-    tensors = (torch.tensor(each, dtype=torch.int32, device=device) for each in (before, after, chunks))
-    return StateStep(*tensors), first
+    tensors = [torch.tensor(each, dtype=torch.int32, device=device) for each in (before, after, chunks)]
+    return StateStep(*tensors, used_of(tensors[2])), first
 
 
 WRITTEN = [0, 2, 3, 4, 6, 7, 8, 9]  # by that step
@@ -101,6 +102,17 @@ def test_a_step_of_all_kinds(shape, by_key, dtype, device):
     assert_close(state[1:], expected_state[1:], dtype)  # 0 is the one of rows that pad
     others = [block for block in range(BLOCKS) if block not in WRITTEN]
     assert torch.equal(state[others], before[others])
+
+
+def test_products_may_be_of_a_few_chunks_at_a_time(device, monkeypatch):
+    step, tokens = draw_step(device)
+    drawn = draw(tokens, Shape(2, 4, 32, 32), torch.float32, device, by_key=False)
+    state = states(Shape(2, 4, 32, 32), device)
+    whole_state, parts_state = state.clone(), state.clone()
+    whole = gated_delta_rule(*drawn, whole_state, step, normalised=True)
+    monkeypatch.setattr(delta_chunks, "MOST_TOGETHER", 2)  # the second chunk of a part is carried to the next
+    parts = gated_delta_rule(*drawn, parts_state, step, normalised=True)
+    assert torch.equal(parts, whole) and torch.equal(parts_state, whole_state)
 
 
 def one_sequence(tokens: int, device: torch.device, after: int = 1) -> StateStep:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from paged import with_dtypes
+from state_steps import used_of
 
 from quire.kernels.recurrence.state_space import state_space_scan, state_space_scan_reference
 from quire.kernels.recurrence.state_space_chunks import NARROWEST_SLICE, chunk_tile
@@ -54,7 +55,8 @@ def step_of(
         return torch.tensor(values, dtype=torch.int32, device=device).view(*shape)
 
     both = numbers(decodes, -1, 2)
-    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), numbers(described, -1, 4)), first
+    own = numbers(described, -1, 4)
+    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), own, used_of(own)), first
 
 
 def draw_step(device: torch.device) -> tuple[StateStep, int]:

@@ -58,7 +58,8 @@ def test_chunks_are_those_of_a_loop_over_rows(prompts, decodes, block_size, padd
     chunked = prefill(tables, rows, count)
     batch = ForwardBatch(tokens, tokens, tokens.long(), single, chunked)
     step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size, SPARE)
-    used = int((step.chunks[:, 1] > 0).sum())
+    used = int(step.last_used)
+    assert used == (step.chunks[:, 1] > 0).sum()
     assert step.chunks[:used].tolist() == of_rows(tables, rows, count, block_size)
     assert (step.chunks[used:, 1] == 0).all() and (step.chunks[used:, 3] == -1).all()
     for at, length in enumerate(decodes):

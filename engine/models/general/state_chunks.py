@@ -17,7 +17,7 @@ class Chunks:
 
     All tensors are [C], of each chunk: its row, its first position and the one behind its last, its first
     token in the step, whether it follows another one of its row, and whether it is the last of these. One
-    that pads ends where it begins.
+    that pads ends where it begins: all behind the first `used` [1] do.
     """
 
     row: Tensor
@@ -26,6 +26,7 @@ class Chunks:
     token: Tensor
     follows: Tensor
     ends_row: Tensor
+    used: Tensor
 
 
 def chunks_of(prefill: PrefillBatch, tokens: int, block_size: int) -> Chunks:
@@ -51,7 +52,7 @@ def chunks_of(prefill: PrefillBatch, tokens: int, block_size: int) -> Chunks:
     begin = torch.where(real, torch.maximum(first[at], edge), 0)
     end = torch.where(real, torch.minimum(lens[at], edge + size), 0)
     token = starts[at] + begin - first[at]
-    return Chunks(prefill.rows.long()[order][at], begin, end, token, nth > 0, end == lens[at])
+    return Chunks(prefill.rows.long()[order][at], begin, end, token, nth > 0, end == lens[at], until[-1:])
 
 
 def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int, spare: int) -> StateStep:
@@ -66,7 +67,9 @@ def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int, spar
     found = torch.where(begin > 0, torch.where(chunks.follows, CARRIED, found), NO_STATE)
     leaves = (end > begin) & (chunks.ends_row | (end % block_size == 0))
     left = torch.where(leaves, tables[chunks.row, (end - 1).clamp(min=0) // block_size], -1)
-    return StateStep(before, after, torch.stack([chunks.token, end - begin, found, left], dim=1).int())
+    return StateStep(
+        before, after, torch.stack([chunks.token, end - begin, found, left], dim=1).int(), chunks.used.int()
+    )
 
 
 def _blocks_of_decodes(decode: DecodeBatch, block_size: int, spare: int) -> tuple[Tensor, Tensor]:
