@@ -12,8 +12,8 @@ from quire.kernels.recurrence.step import CARRIED, CHUNK
 
 # Of a value's numbers that a program has the state of: with 32 heads of 128 numbers 128 programs, each alone
 # on a multiprocessor. Their loops over chunks are what a long prompt's step takes.
-SLICE = 32
-WARPS, WARPS_OF_WIDE = 4, 8  # of keys with up to 128 numbers, and with more
+SLICE, SLICE_OF_WIDE = 32, 16  # of keys with up to 128 numbers, and with more
+WARPS, WARPS_OF_WIDE = 4, 8  # likewise
 MOST_TOGETHER = 160  # chunks whose products are in memory at a time: 0.5 GB of 32 heads of 128 numbers
 AHEAD = 64  # chunks among which a program looks for the end of those that go on from one another
 
@@ -39,15 +39,21 @@ def delta_rule_of_chunks(
     heads, key_dim, value_dim = state.shape[1:]
     exact = q.dtype == torch.float32
     keys = max(triton.next_power_of_2(key_dim), 16)
+    width = slice_of(keys)
     carried = state.new_empty(state.shape[1:]) if len(chunks) > MOST_TOGETHER else None
     for first, part in zip(range(0, len(chunks), MOST_TOGETHER), chunks.split(MOST_TOGETHER), strict=True):
         left = used - first if first else used
         products = products_of_chunks(q, k, v, g, beta, part, normalised=normalised)
-        _scan_kernel[(triton.cdiv(value_dim, SLICE), heads)](
+        _scan_kernel[(triton.cdiv(value_dim, width), heads)](
             *products, state, carried, part, out, left, len(part), state.stride(0), heads, key_dim, value_dim,
-            keys, SLICE, CHUNK, CARRIED, AHEAD, num_warps=warps_of(keys),
+            keys, width, CHUNK, CARRIED, AHEAD, num_warps=warps_of(keys),
             num_stages=stages_of(keys, exact=exact),
         )  # fmt: skip
+
+
+def slice_of(keys: int) -> int:
+    """Return of how many of a value's numbers a program has the state, which has so many rows."""
+    return SLICE if keys <= 128 else SLICE_OF_WIDE
 
 
 def warps_of(keys: int) -> int:

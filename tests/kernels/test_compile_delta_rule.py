@@ -50,7 +50,7 @@ def cases() -> dict[str, Case]:
             found[f"products{sort}{name}"] = (delta_products._products_kernel, of_sort, products)
         stages = delta_chunks.stages_of(keys, exact=False)
         found[f"scan{name}"] = (
-            delta_chunks._scan_kernel, dims | {"SLICE": delta_chunks.SLICE},
+            delta_chunks._scan_kernel, dims | {"SLICE": delta_chunks.slice_of(keys)},
             {"num_warps": delta_chunks.warps_of(keys), "num_stages": stages},
         )  # fmt: skip
     return {
