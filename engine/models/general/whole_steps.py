@@ -28,13 +28,15 @@ _DIMENSIONS = {**dict.fromkeys(_DELTA_RULES, 3), _STATE_SPACES: 3, selective_sca
 _ACTIVATIONS = (None, "silu", "swish")
 
 
-def is_known(module: nn.Module, layer: LayerStates) -> bool:
+def is_known(module: nn.Module, layer: LayerStates, recurrences: Recurrences) -> bool:
     """Return whether all states of a module are those of functions that there are kernels for."""
     forward = type(module).forward
+    if recurrences.state_space_scan is None and calls(forward, _STATE_SPACES):
+        return False
     known = {(True, 0): 2} if calls(forward, _CONVOLUTION) else {}  # and how many dimensions a state has
-    recurrences = [name for name in _DIMENSIONS if calls(forward, name)]
-    if len(recurrences) == 1:
-        known[False, 0] = _DIMENSIONS[recurrences[0]]
+    called = [name for name in _DIMENSIONS if calls(forward, name)]
+    if len(called) == 1:
+        known[False, 0] = _DIMENSIONS[called[0]]
     kept = {(part.rolls, part.number): len(part.shape) for part in layer.parts}
     summed = [part for part in layer.parts if not part.rolls]
     fits = all(part.exact and max(part.shape[1:]) <= MOST_WIDTH for part in summed)
@@ -137,6 +139,7 @@ class WholeStepModule:
     ) -> tuple[Tensor, Tensor]:
         step, state = self._found(rolls=False)
         scan = self._recurrences.state_space_scan
+        assert scan is not None  # else the module is not known
         out = scan(x[0], dt[0], A, B[0], C[0], D, dt_bias, dt_limit, state, step)
         return out[None], state
 
