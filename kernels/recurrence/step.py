@@ -18,7 +18,8 @@ class StateStep:
     Block numbers index the first dimension of a layer's states. A decode goes on from the states of block
     before[b], or from none, and leaves them in block after[b], which may be the same one. A chunk has up to
     CHUNK tokens, of one sequence and next to each other. Chunks are computed in their order: one may go on
-    from the block in which another one before it left its states.
+    from the block in which another one before it left its states. Decodes come first: one that pads may stand
+    where a chunk's token is, whose output comes after it.
     """
 
     before: Tensor  # [B] i32: NO_STATE or a block
