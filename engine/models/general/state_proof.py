@@ -62,8 +62,14 @@ def _by_kernels(
     states = [
         torch.zeros(3, *part.shape, dtype=getattr(torch, part.dtype), device=device) for part in layer.parts
     ]
-    results = []
-    for step, piece in zip(steps, pieces, strict=True):
-        whole = WholeStepModule(module, recurrences, lambda step=step: (step, states))  # type: ignore[misc]
-        results.append(whole(hidden_states=piece))
-    return results
+    return [
+        _of_step(module, recurrences, step, states, piece) for step, piece in zip(steps, pieces, strict=True)
+    ]
+
+
+def _of_step(
+    module: nn.Module, recurrences: Recurrences, step: StateStep, states: Sequence[Tensor], piece: Tensor
+) -> Tensor:
+    whole = WholeStepModule(module, recurrences, lambda: (step, states))
+    result: Tensor = whole(hidden_states=piece)
+    return result
