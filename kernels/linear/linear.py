@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.parallel.ranks import SumOverRanks
+from quire.kernels.quantised.weight import WeightFormat
 
 MOST_TOKENS_OF_LT = 384  # beyond, cuBLASLt is no better at long sums, and up to 15 % worse
 
@@ -28,7 +29,7 @@ class Matrix:
     outputs: int
     inputs: int
     biased: bool = False
-    format: Literal["dense"] = "dense"
+    format: Literal["dense"] | WeightFormat = "dense"
     share: Share = "whole"
 
     @property

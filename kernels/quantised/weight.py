@@ -1,0 +1,188 @@
+"""A weight [outputs, inputs] that is kept in few bits: codes, and scales and zero points of groups of inputs.
+
+A number is (code - zero point) times the scale of its group. Of 8-bit floats the codes are the numbers that
+they stand for, without zero points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Codes = Literal["float8", "int4"]
+LINE = 128  # inputs: a weight has a multiple of them, and so has a part of it
+_LANES, _STEPS = 4, 4  # see `_in_order_of_products`
+_MIDDLE = 8  # the zero point of 4 bits where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """codes: float8 is e4m3. group: inputs that share a scale; 0: all of an output. scales: their dtype."""
+
+    codes: Codes
+    group: int
+    zero_points: bool
+    scales: torch.dtype
+
+    def groups_of(self, inputs: int) -> int:
+        return inputs // self.group if self.group else 1
+
+    def takes(self, inputs: int) -> bool:
+        """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so."""
+        return inputs % LINE == 0 and (not self.group or (self.group % 64 == 0 and inputs % self.group == 0))
+
+    def num_bytes(self, outputs: int, inputs: int) -> int:
+        """Return how many bytes a weight takes."""
+        codes = outputs * inputs // (2 if self.codes == "int4" else 1)
+        of_group = self.scales.itemsize + (1 if self.zero_points else 0)
+        return codes + outputs * self.groups_of(inputs) * of_group
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A part of a weight [outputs, inputs], in the order of outputs and inputs.
+
+    codes: float8_e4m3fn [outputs, inputs], or uint8 from 0 to 15. scales [outputs, groups]. zeros: zero
+    points, uint8 [outputs, groups]; None: 8 for all of 4 bits.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+
+class QuantisedWeight:
+    """codes: uint8 [outputs, bytes], in the order of products. scales [groups, outputs]; zeros likewise."""
+
+    __slots__ = ("codes", "format", "inputs", "scales", "zeros")
+
+    def __init__(
+        self, form: WeightFormat, inputs: int, codes: Tensor, scales: Tensor, zeros: Tensor | None
+    ) -> None:
+        self.format = form
+        self.inputs = inputs
+        self.codes = codes
+        self.scales = scales
+        self.zeros = zeros
+
+    @staticmethod
+    def empty(form: WeightFormat, outputs: int, inputs: int, device: torch.device) -> QuantisedWeight:
+        """Allocate a weight. Raises ValueError for inputs that do not suit the format."""
+        if not form.takes(inputs):
+            raise ValueError(
+                f"{inputs} inputs cannot be kept in groups of {form.group or 'all'}: expected a multiple of "
+                f"{LINE} and of the group"
+            )
+        groups, per_byte = form.groups_of(inputs), 2 if form.codes == "int4" else 1
+
+        def allocate(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return QuantisedWeight(
+            form,
+            inputs,
+            allocate(outputs, inputs // per_byte, dtype=torch.uint8),
+            allocate(groups, outputs, dtype=form.scales),
+            allocate(groups, outputs, dtype=torch.uint8) if form.zero_points else None,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.codes), self.inputs
+
+    @property
+    def nbytes(self) -> int:
+        return self.format.num_bytes(*self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    def rows(self, begin: int, end: int) -> QuantisedWeight:
+        """Return the view of a range of outputs."""
+        zeros = None if self.zeros is None else self.zeros[:, begin:end]
+        return QuantisedWeight(
+            self.format, self.inputs, self.codes[begin:end], self.scales[:, begin:end], zeros
+        )
+
+    def fill(self, numbers: Numbers) -> None:
+        """Put the numbers of all outputs and inputs."""
+        if self.format.codes == "float8":
+            ordered = _in_order_of_products(numbers.codes.view(torch.uint8))
+        else:
+            ordered = _pairs_in_order(numbers.codes)
+        self.codes.copy_(ordered)
+        self.scales.copy_(numbers.scales.T)
+        if self.zeros is not None:
+            self.zeros.fill_(_MIDDLE) if numbers.zeros is None else self.zeros.copy_(numbers.zeros.T)
+
+    def numbers(self) -> Numbers:
+        """Return the numbers in the order of outputs and inputs: what `fill` was given."""
+        zeros = None if self.zeros is None else self.zeros.T
+        if self.format.codes == "float8":
+            codes = _in_order_of_inputs(self.codes).view(torch.float8_e4m3fn)
+        else:
+            codes = _pairs_in_order_of_inputs(self.codes)
+        return Numbers(codes, self.scales.T, zeros)
+
+
+def expand_reference(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
+    """Return the numbers [outputs, inputs] that a weight stands for: products in fp32, rounded once."""
+    numbers, (outputs, inputs) = weight.numbers(), weight.shape
+    groups = weight.format.groups_of(inputs)
+    codes = numbers.codes.float().view(outputs, groups, inputs // groups)
+    if weight.format.codes == "int4":
+        codes -= _MIDDLE if numbers.zeros is None else numbers.zeros.float()[:, :, None]
+    return (codes * numbers.scales.float()[:, :, None]).view(outputs, inputs).to(dtype)
+
+
+def quantise(numbers: Tensor, form: WeightFormat) -> Numbers:
+    """Return numbers [outputs, inputs] rounded to a format, a group's largest to the largest code.
+
+    Of 4 bits codes go from 1 to 15 about 8, so that none is further away than the largest.
+    """
+    outputs, inputs = numbers.shape
+    groups = form.groups_of(inputs)
+    grouped = numbers.float().view(outputs, groups, -1)
+    most = torch.finfo(torch.float8_e4m3fn).max if form.codes == "float8" else 7.0
+    scales = (grouped.abs().amax(-1) / most).clamp(min=torch.finfo(form.scales).tiny).to(form.scales)
+    scaled = (grouped / scales.float()[:, :, None]).clamp(-most, most).view(outputs, inputs)
+    zeros = torch.full((outputs, groups), _MIDDLE, dtype=torch.uint8, device=numbers.device)
+    if form.codes == "float8":
+        return Numbers(scaled.to(torch.float8_e4m3fn), scales)
+    return Numbers((scaled.round() + _MIDDLE).to(torch.uint8), scales, zeros if form.zero_points else None)
+
+
+# The tensor cores' first operand of 16 rows and 16 columns has in a thread, of four that share a row, two
+# columns next to each other and two that are 8 further. So of 64 columns each thread's 16 stand next to each
+# other, to be read at once; and in a word of four bytes those, of which an instruction makes pairs.
+
+
+def _in_order_of_products(codes: Tensor) -> Tensor:
+    """Order bytes [outputs, inputs] as kernels read them: in 64 inputs by thread, step, and within a word."""
+    lines = codes.unflatten(1, (-1, _STEPS, 2, _LANES, 2))  # step, eight further, thread, beside
+    return lines.permute(0, 1, 4, 2, 5, 3).flatten(1)
+
+
+def _in_order_of_inputs(codes: Tensor) -> Tensor:
+    lines = codes.unflatten(1, (-1, _LANES, _STEPS, 2, 2))
+    return lines.permute(0, 1, 3, 5, 2, 4).flatten(1)
+
+
+def _pairs_in_order(codes: Tensor) -> Tensor:
+    """Order codes of 4 bits [outputs, inputs] -> bytes [outputs, inputs / 2], in 128 inputs alike.
+
+    A byte has two that are 8 inputs apart, and words those of two times 64 inputs.
+    """
+    lines = codes.unflatten(1, (-1, 2, _STEPS, 2, _LANES, 2))  # half, step, eight further, thread, beside
+    low, high = lines.permute(0, 1, 5, 3, 6, 2, 4).unbind(-1)
+    return (low | high << 4).flatten(1)
+
+
+def _pairs_in_order_of_inputs(codes: Tensor) -> Tensor:
+    both = torch.stack((codes & 15, codes >> 4), -1)
+    lines = both.unflatten(1, (-1, _LANES, _STEPS, 2, 2))
+    return lines.permute(0, 1, 5, 3, 6, 2, 4).flatten(1)
