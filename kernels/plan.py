@@ -17,6 +17,7 @@ from quire.kernels.linear import skinny
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import ProjectIn, ProjectOut
 from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT, PROJECT_OUT_OF_RANKS, Product
+from quire.kernels.quantised import recipes as quantised
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.shapes import LayerShape, StepShape
 from quire.kernels.tuning import H100, Tuning
@@ -27,6 +28,8 @@ def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning = H100) -> int
     if not layer.gated or not gpu.has_kernels:
         return 0
     matrices = ((layer.qkv, False), (layer.output, False), (layer.up, True), (layer.down, False))
+    if any(matrix is not None and matrix.format != "dense" for matrix, _ in matrices):
+        return quantised.most_fused_tokens(gpu, layer.dtype)
     fit = all(
         matrix is None or skinny.supports(gpu, layer.dtype, 1, matrix, gated=gated)
         for matrix, gated in matrices
@@ -50,7 +53,8 @@ def plan_attention(
     gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape, tuning: Tuning = H100
 ) -> Chosen[Attend]:
     """Return how a layer attends in a step, with its cache held in a format."""
-    fused = step.tokens <= most_fused_tokens(gpu, layer, tuning)
+    # By a weight in few bits nothing merges what splits of attention leave.
+    fused = step.tokens <= most_fused_tokens(gpu, layer, tuning) and layer.output.format == "dense"
     table = LATENT if layer.cache.latent else ATTEND
     return choose(table, Attending(gpu, layer, held, step, tuning, fused))
 
@@ -66,12 +70,24 @@ def plan_layer(
     def product(tokens: int, weight: Matrix, *, unmerged: bool = False) -> Product:
         return Product(gpu, layer.dtype, tokens, weight, tuning, fused, unmerged)
 
-    wanted = step.wanted
-    project_out = PROJECT_OUT if layer.output.share == "whole" else PROJECT_OUT_OF_RANKS
+    wanted, unmerged = step.wanted, attending.name == UNMERGED
     return LayerOps(
-        project_in=choose(PROJECT_IN, product(step.tokens, layer.qkv)),
+        project_in=_choose_in(product(step.tokens, layer.qkv), gated=False),
         attend=attending,
-        project_out=choose(project_out, product(wanted, layer.output, unmerged=attending.name == UNMERGED)),
-        gate=None if layer.up is None else choose(GATE, product(wanted, layer.up)),
-        down=None if layer.down is None else choose(project_out, product(wanted, layer.down)),
+        project_out=_choose_out(product(wanted, layer.output, unmerged=unmerged)),
+        gate=None if layer.up is None else _choose_in(product(wanted, layer.up), gated=True),
+        down=None if layer.down is None else _choose_out(product(wanted, layer.down)),
     )
+
+
+def _choose_in(case: Product, *, gated: bool) -> Chosen[ProjectIn]:
+    if case.weight.format == "dense":
+        return choose(GATE if gated else PROJECT_IN, case)
+    return choose(quantised.QUANTISED_GATE if gated else quantised.QUANTISED_IN, case)
+
+
+def _choose_out(case: Product) -> Chosen[ProjectOut]:
+    whole = case.weight.share == "whole"
+    if case.weight.format == "dense":
+        return choose(PROJECT_OUT if whole else PROJECT_OUT_OF_RANKS, case)
+    return choose(quantised.QUANTISED_OUT if whole else quantised.QUANTISED_OUT_OF_RANKS, case)

@@ -9,7 +9,7 @@ product is added to the residual in place, and some have the norm that follows a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from quire.kernels.linear.split_output import add_split_output
 from quire.kernels.pointwise.activation import gated_reference, silu_mul
 from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference, layer_norm
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.weight import QuantisedWeight
 
 
 class Hidden(NamedTuple):
@@ -39,8 +41,10 @@ class Hidden(NamedTuple):
     normed: Tensor | None = None
 
 
-ProjectIn: TypeAlias = Callable[[Hidden, Tensor, float, Linear], Tensor]
-ProjectOut: TypeAlias = Callable[[Tensor, "Tensor | SplitPartials", Linear, Tensor, float], Hidden]
+AnyLinear: TypeAlias = Linear | QuantisedLinear
+# Of a layer's kind a function takes what its recipe does: `Linear`, or `quantised.linear.QuantisedLinear`.
+ProjectIn: TypeAlias = Callable[[Hidden, Tensor, float, Any], Tensor]
+ProjectOut: TypeAlias = Callable[[Tensor, "Tensor | SplitPartials", Any, Tensor, float], Hidden]
 AddLayerNorm: TypeAlias = Callable[[Tensor, Tensor, Linear, "Tensor | None", "Tensor | None", float], Tensor]
 FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_one`
 
@@ -50,14 +54,14 @@ FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_o
 # by reading the weights, and between kernels nobody reads: so a layer is few kernels.
 
 
-def fused_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
+def fused_linear(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear, by: FusedProduct) -> Tensor:
     x, weight = hidden.residual, layer.weight
     out = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device=x.device)
     by(out, *_normed_within(hidden, norm, eps, layer), gated=False, added=False)
     return out
 
 
-def fused_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: FusedProduct) -> Tensor:
+def fused_gate(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear, by: FusedProduct) -> Tensor:
     x, weight = hidden.residual, layer.weight
     out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     by(out, *_normed_within(hidden, norm, eps, layer), gated=True, added=False)
@@ -65,7 +69,7 @@ def fused_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear, by: Fuse
 
 
 def fused_add(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, by: FusedProduct
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, norm: Tensor, eps: float, by: FusedProduct
 ) -> Hidden:
     by(residual, whole(x), layer.weight, layer.bias, None, 0.0, gated=False, added=True)
     return Hidden(residual)
@@ -81,8 +85,8 @@ def merging_add(
 
 
 def _normed_within(
-    hidden: Hidden, norm: Tensor, eps: float, layer: Linear
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]:
+    hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear
+) -> tuple[Tensor, Tensor | QuantisedWeight, Tensor | None, Tensor | None, float]:
     """Return what such a kernel multiplies, and by what norm first: none if it is at hand."""
     if hidden.normed is not None:
         return hidden.normed, layer.weight, layer.bias, None, 0.0
@@ -131,16 +135,16 @@ def matmul_add(
 # -- by cuBLAS ----------------------------------------------------------------------------------------------
 
 
-def library_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+def library_linear(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear) -> Tensor:
     return layer(_normed(hidden, norm, eps))
 
 
-def library_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+def library_gate(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear) -> Tensor:
     return silu_mul(layer(_normed(hidden, norm, eps)))
 
 
 def library_add(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, norm: Tensor, eps: float
 ) -> Hidden:
     return _after_norm(*add_rms_norm(layer(whole(x)), residual, norm, eps))
 
@@ -148,17 +152,17 @@ def library_add(
 # -- by plain torch: the references -------------------------------------------------------------------------
 
 
-def reference_linear(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+def reference_linear(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear) -> Tensor:
     x = hidden.normed
     return layer(rms_norm_reference(hidden.residual, norm, eps) if x is None else x)
 
 
-def reference_gate(hidden: Hidden, norm: Tensor, eps: float, layer: Linear) -> Tensor:
+def reference_gate(hidden: Hidden, norm: Tensor, eps: float, layer: AnyLinear) -> Tensor:
     return gated_reference(reference_linear(hidden, norm, eps, layer), "silu")
 
 
 def reference_add(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, norm: Tensor, eps: float
 ) -> Hidden:
     assert isinstance(x, Tensor)
     return _after_norm(*add_rms_norm_reference(layer(x), residual, norm, eps))
@@ -169,13 +173,13 @@ def reference_add(
 
 
 def add_over_ranks(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, norm: Tensor, eps: float
 ) -> Hidden:
     return _sum_over_ranks(layer.part(whole(x)), residual, layer, norm, eps)
 
 
 def fused_add_over_ranks(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, norm: Tensor, eps: float, by: FusedProduct
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, norm: Tensor, eps: float, by: FusedProduct
 ) -> Hidden:
     x = whole(x)
     part = torch.empty(len(x), layer.weight.shape[0], dtype=x.dtype, device=x.device)
@@ -205,7 +209,7 @@ def streamed_parts_over_ranks(
     return _sum_over_ranks(parts, residual, layer, norm, eps)
 
 
-def _sum_over_ranks(part: Tensor, residual: Tensor, layer: Linear, norm: Tensor, eps: float) -> Hidden:
+def _sum_over_ranks(part: Tensor, residual: Tensor, layer: AnyLinear, norm: Tensor, eps: float) -> Hidden:
     assert layer.ranks is not None
     return _after_norm(*layer.ranks.add_rms_norm(part, residual, norm, eps))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Matrix, Share
 from quire.kernels.parallel.ranks import SumOverRanks
+from quire.kernels.quantised.expand import expand
 from quire.kernels.quantised.weight import QuantisedWeight, expand_reference
 
 
@@ -36,4 +38,5 @@ class QuantisedLinear:
 
     def part(self, x: Tensor) -> Tensor:
         """Multiply by what is here of the weight, expanded for it."""
-        return F.linear(x, expand_reference(self.weight, x.dtype), self.bias)
+        expanded = expand if gpu_of(x.device).has_kernels else expand_reference
+        return F.linear(x, expanded(self.weight, x.dtype), self.bias)

@@ -1,0 +1,266 @@
+"""Fused linear layers of a few tokens, by weights in few bits, on tensor cores.
+
+In Gluon, Triton's lower level. As in `linear.skinny` each warp of a program takes a part of the columns, here
+every so manieth line, and reads the weight from global memory as the tensor cores want it, 16 bytes a thread.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.launch import dependent_launch
+from quire.kernels.quantised.decode import floats_of, integers_of
+from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
+
+MOST_TOKENS = 16
+ROWS = 16  # outputs of a program, each a row of the weight
+AHEAD_BYTES = 512  # of a row that a warp has asked for
+X_AHEAD = 1  # lines of tokens that a warp has asked for
+
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("codes", "scales", "zeros", "norm"))
+
+
+@gluon.jit
+def _asked(
+    tiles: gl.tuple, place: gl.tensor, lines_left: gl.tensor, step: gl.constexpr, LINES: gl.constexpr,
+    WARPS: gl.constexpr, FLOATS: gl.constexpr,
+) -> gl.tuple:  # fmt: skip
+    """Ask for a line of each row and warp, 64 bytes at a time; zeros behind the last line."""
+    BYTES: gl.constexpr = 128 if FLOATS else 64
+    for part in gl.static_range(BYTES // 64):
+        own = place + (step * WARPS * BYTES + part * 64)
+        if (step + 1) * WARPS <= LINES:
+            tiles += (gl.load(own),)
+        else:
+            tiles += (gl.load(own, mask=lines_left > step * WARPS, other=0),)
+    return tiles
+
+
+@gluon.jit
+def _tokens_at(
+    numbers: gl.tensor, column: gl.tensor, step: gl.constexpr, half: gl.constexpr, COLUMNS: gl.constexpr
+) -> gl.tensor:
+    """Return what tokens have in half of each warp's line; zeros behind the last column."""
+    WARPS: gl.constexpr = gl.num_warps()
+    FIRST: gl.constexpr = step * WARPS * 128 + half * 64
+    if (step + 1) * WARPS * 128 <= COLUMNS:
+        values = gl.load(numbers + FIRST)
+    else:
+        values = gl.load(numbers + FIRST, mask=column + FIRST < COLUMNS, other=0.0)
+    return values
+
+
+@gluon.jit
+def _group_of(
+    warp: gl.tensor, step: gl.constexpr, half: gl.constexpr, GROUP: gl.constexpr, COLUMNS: gl.constexpr
+) -> gl.tensor:
+    """Return the group of each warp's half of a line: of longer groups the line tells."""
+    WITHIN: gl.constexpr = half * 64 if GROUP == 64 else 0
+    return gl.minimum((step * gl.num_warps() + warp) * 128 + WITHIN, COLUMNS - 1) // GROUP
+
+
+@gluon.jit
+def _zeros_of(
+    zeros: gl.tensor, group: gl.tensor, row: gl.tensor, ROWS: gl.constexpr, CODES: gl.constexpr
+) -> gl.tensor:
+    """Return the zero points of rows [warps, rows, 1], of a weight of ROWS; 8 where it has none."""
+    if zeros is None:
+        found = gl.full([group.shape[0], row.shape[1]], 8, gl.uint8, gl.SliceLayout(2, CODES))
+    else:
+        found = gl.load(zeros + (group * ROWS + row))
+    return found[:, :, None]
+
+
+@gluon.jit
+def _operand(
+    tiles: gl.tuple, zero: gl.tensor, step: gl.constexpr, half: gl.constexpr, dtype: gl.constexpr,
+    FLOATS: gl.constexpr, W: gl.constexpr,
+) -> gl.tensor:  # fmt: skip
+    """Decode 64 columns of each warp's line."""
+    if FLOATS:
+        tile = gl.convert_layout(floats_of(tiles[2 * step + half], dtype), W)
+    else:
+        both = integers_of(tiles[step], zero, dtype)
+        tile = gl.convert_layout(both[half], W)
+    return tile
+
+
+@gluon.jit
+def _summed(
+    acc: gl.tensor, tile: gl.tensor, values: gl.tensor, scales: gl.tensor, GROUPED: gl.constexpr
+) -> gl.tensor:
+    """Add a product to the sums, times its group's scales [warps, rows]."""
+    if GROUPED:
+        part = mma_v2(tile, values, gl.zeros_like(acc))
+        acc += part * gl.load(scales).to(gl.float32)[:, :, None]
+    else:
+        acc = mma_v2(tile, values, acc)
+    return acc
+
+
+@gluon.jit(do_not_specialize=["num_tokens"])
+def _kernel(
+    out: gl.tensor, x: gl.tensor, codes: gl.tensor, scales: gl.tensor, zeros: gl.tensor, bias: gl.tensor,
+    norm: gl.tensor, eps: gl.tensor, num_tokens: gl.tensor,
+    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FLOATS: gl.constexpr,
+    TOKENS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr, X_AHEAD: gl.constexpr, GATED: gl.constexpr,
+    ADDED: gl.constexpr, DEPENDENT: gl.constexpr,
+) -> None:  # fmt: skip
+    """Compute ROWS outputs of all tokens; with GATED, those of the gate and of the up projection."""
+    WARPS: gl.constexpr = gl.num_warps()
+    LINES: gl.constexpr = COLUMNS // 128
+    STEPS: gl.constexpr = (LINES + WARPS - 1) // WARPS
+    BYTES: gl.constexpr = 128 if FLOATS else 64  # of a row, in a line
+    ALL_ROWS: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    X: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    OF_WARPS: gl.constexpr = [[1, 0, 0], [2, 0, 0], [4, 0, 0]] if WARPS == 8 else [[1, 0, 0], [2, 0, 0]]
+    CODES: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 8, 0]],
+        [[0, 0, 16], [0, 0, 32], [0, 1, 0], [0, 2, 0], [0, 4, 0]],
+        OF_WARPS, [], [WARPS, 16, 64],
+    )  # fmt: skip
+    dtype: gl.constexpr = x.dtype.element_ty
+    first_row = gl.program_id(0) * ROWS
+    c_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, CODES)))[:, None, None]
+    c_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, CODES)))[None, :, None]
+    c_byte = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, CODES)))[None, None, :]
+    LINE_BYTES: gl.constexpr = LINES * BYTES
+    place = codes + (c_row.to(gl.int64) * LINE_BYTES + (c_warp * BYTES + c_byte))
+    up_place = place + OUTPUTS * LINE_BYTES
+    lines_left = LINES - c_warp
+
+    tiles: gl.tuple = ()
+    up_tiles: gl.tuple = ()
+    for step in gl.static_range(min(AHEAD, STEPS)):
+        tiles = _asked(tiles, place, lines_left, step, LINES, WARPS, FLOATS)
+        if GATED:
+            up_tiles = _asked(up_tiles, up_place, lines_left, step, LINES, WARPS, FLOATS)
+
+    RESULT: gl.constexpr = gl.SliceLayout(0, SUMS)
+    token = gl.arange(0, TOKENS, gl.SliceLayout(0, RESULT))[None, :]
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, RESULT))[:, None]
+    where = out + (token * OUTPUTS + row)
+    inside = (token < num_tokens) & (row < OUTPUTS)
+    if DEPENDENT:
+        if not GATED:
+            gdc_launch_dependents()
+        gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
+        if GATED:  # sooner, the next weights would take the memory's time from these, the most of a layer
+            gdc_launch_dependents()
+    if ADDED:
+        before = gl.load(where, mask=inside, other=0.0)
+
+    x_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, X)))[:, None, None]
+    x_column = x_warp * 128 + gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(2, X)))[None, :, None]
+    x_token = gl.arange(0, TOKENS, gl.SliceLayout(0, gl.SliceLayout(1, X)))[None, None, :]
+    x_place = x + gl.minimum(x_token, num_tokens - 1) * COLUMNS + x_column
+    s_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None]
+    s_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :]
+    z_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, CODES)))[:, None]
+    z_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, CODES)))[None, :]
+    acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
+    up_acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
+    squares = gl.zeros([WARPS, TOKENS], gl.float32, gl.SliceLayout(1, X))
+    GROUPED: gl.constexpr = GROUP < COLUMNS
+    chunks: gl.tuple = ()
+    for step in gl.static_range(min(X_AHEAD, STEPS)):
+        for half in gl.static_range(2):
+            chunks += (_tokens_at(x_place, x_column, step, half, COLUMNS),)
+    for step in gl.static_range(STEPS):
+        for half in gl.static_range(2):
+            values = chunks[2 * step + half]
+            if step + X_AHEAD < STEPS:
+                chunks += (_tokens_at(x_place, x_column, step + X_AHEAD, half, COLUMNS),)
+            if norm is not None:
+                exact = values.to(gl.float32)
+                squares += gl.sum(exact * exact, 1)
+                values *= _tokens_at(norm + x_column, x_column, step, half, COLUMNS)
+            zero = _zeros_of(zeros, _group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
+            tile = _operand(tiles, zero, step, half, dtype, FLOATS, W)
+            place_of_scales = scales + (_group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row)
+            acc = _summed(acc, tile, values, place_of_scales, GROUPED)
+            if GATED:
+                group = _group_of(z_warp, step, half, GROUP, COLUMNS)
+                zero = _zeros_of(zeros, group, z_row + OUTPUTS, ALL_ROWS, CODES)
+                tile = _operand(up_tiles, zero, step, half, dtype, FLOATS, W)
+                up_acc = _summed(up_acc, tile, values, place_of_scales + OUTPUTS, GROUPED)
+        if step + AHEAD < STEPS:
+            tiles = _asked(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FLOATS)
+            if GATED:
+                up_tiles = _asked(up_tiles, up_place, lines_left, step + AHEAD, LINES, WARPS, FLOATS)
+
+    result = gl.sum(acc, 0)
+    up = gl.sum(up_acc, 0)
+    if not GROUPED:
+        result *= gl.load(scales + row).to(gl.float32)
+        if GATED:
+            up *= gl.load(scales + OUTPUTS + row).to(gl.float32)
+    if norm is not None:
+        scale = gl.rsqrt(gl.sum(squares, 0) / COLUMNS + eps)
+        scale = gl.convert_layout(scale, gl.SliceLayout(0, RESULT))[None, :]
+        result *= scale
+        up *= scale
+    if bias is not None:
+        result += gl.load(bias + row).to(gl.float32)
+        if GATED:
+            up += gl.load(bias + OUTPUTS + row).to(gl.float32)
+    result = result.to(dtype)
+    if GATED:  # rounded where the unfused layers round
+        gate = result.to(gl.float32)
+        silu = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32)
+        result = (silu * up.to(dtype).to(gl.float32)).to(dtype)
+    if ADDED:
+        result = (before.to(gl.float32) + result.to(gl.float32)).to(dtype)
+    gl.store(where, result, mask=inside)
+
+
+def quantised_of_few(
+    out: Tensor,
+    x: Tensor,
+    weight: QuantisedWeight,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    *,
+    gated: bool,
+    added: bool,
+) -> None:
+    """Compute out [T, N] of x [T, K], T up to MOST_TOKENS, as `linear.skinny.linear_of_few` does."""
+    (tokens, columns), outputs = x.shape, out.shape[1]
+    if tokens > MOST_TOKENS or outputs % ROWS:
+        raise ValueError(
+            f"this is for up to {MOST_TOKENS} tokens and a multiple of {ROWS} outputs; got {tokens} tokens "
+            f"and {outputs} outputs"
+        )
+    floats = weight.format.codes == "float8"
+    _kernel[(outputs // ROWS,)](
+        out, x, weight.codes, weight.scales, weight.zeros, bias, norm, eps, tokens,
+        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FLOATS=floats,
+        TOKENS=8 if tokens <= 8 else 16, ROWS=ROWS,
+        AHEAD=lines_ahead(weight.format, gated=gated), X_AHEAD=X_AHEAD, GATED=gated, ADDED=added,
+        num_warps=warps_of(gated=gated, normed=norm is not None),
+        **dependent_launch(x.device),
+    )  # fmt: skip
+
+
+def lines_ahead(form: WeightFormat, *, gated: bool) -> int:
+    """Return how many lines of each weight a warp asks for before it multiplies."""
+    of_line = LINE if form.codes == "float8" else LINE // 2
+    return max(AHEAD_BYTES // of_line // (2 if gated else 1), 2)
+
+
+def warps_of(*, gated: bool, normed: bool) -> int:
+    return 4 if gated or normed else 8
+
+
+def suits(weight_outputs: int, dtype: torch.dtype, *, gated: bool) -> bool:
+    """Tell whether a weight's outputs and tokens of a dtype are what `quantised_of_few` takes."""
+    return weight_outputs % (2 * ROWS if gated else ROWS) == 0 and dtype in (torch.bfloat16, torch.float16)

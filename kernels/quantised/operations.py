@@ -1,0 +1,90 @@
+"""The products of a decoder layer by weights in few bits, as `linear.operations` has them by others."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from quire.kernels.attention.splits import SplitPartials
+from quire.kernels.linear.operations import (
+    Hidden,
+    fused_add,
+    fused_add_over_ranks,
+    fused_gate,
+    fused_linear,
+    whole,
+)
+from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
+from quire.kernels.quantised.few import quantised_of_few
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.stream import Tiling, stream_gated_linear, stream_linear, stream_linear_parts
+
+# -- by the kernel of few tokens, with the norm or the sum ---------------------------------------------------
+
+few_linear = partial(fused_linear, by=quantised_of_few)
+few_gate = partial(fused_gate, by=quantised_of_few)
+few_add = partial(fused_add, by=quantised_of_few)
+few_add_over_ranks = partial(fused_add_over_ranks, by=quantised_of_few)
+
+
+# -- by the same kernel, behind a norm: fp16 may not hold what is scaled only afterwards ---------------------
+
+
+def normed_few_linear(hidden: Hidden, norm: Tensor, eps: float, layer: QuantisedLinear) -> Tensor:
+    return few_linear(Hidden(hidden.residual, _normed(hidden, norm, eps)), norm, eps, layer)
+
+
+def normed_few_gate(hidden: Hidden, norm: Tensor, eps: float, layer: QuantisedLinear) -> Tensor:
+    return few_gate(Hidden(hidden.residual, _normed(hidden, norm, eps)), norm, eps, layer)
+
+
+# -- by Hopper's kernel that asks for weights ahead ----------------------------------------------------------
+
+
+def streamed_linear(
+    hidden: Hidden, norm: Tensor, eps: float, layer: QuantisedLinear, tiles: Tiling
+) -> Tensor:
+    return stream_linear(_normed(hidden, norm, eps), layer.weight, layer.bias, tiles)
+
+
+def streamed_gate(hidden: Hidden, norm: Tensor, eps: float, layer: QuantisedLinear, tiles: Tiling) -> Tensor:
+    return stream_gated_linear(_normed(hidden, norm, eps), layer.weight, layer.bias, tiles)
+
+
+def streamed_add(
+    residual: Tensor,
+    x: Tensor | SplitPartials,
+    layer: QuantisedLinear,
+    norm: Tensor,
+    eps: float,
+    tiles: Tiling,
+) -> Hidden:
+    """Leave parts of long sums to the norm, which adds them up together with the residual."""
+    parts = stream_linear_parts(_dense(whole(x)), layer.weight, tiles)
+    normed, residual = add_rms_norm(parts, residual, norm, eps)
+    return Hidden(residual, normed)
+
+
+def streamed_add_over_ranks(
+    residual: Tensor,
+    x: Tensor | SplitPartials,
+    layer: QuantisedLinear,
+    norm: Tensor,
+    eps: float,
+    tiles: Tiling,
+) -> Hidden:
+    """Leave parts of long sums to what sends them to the other ranks."""
+    assert layer.ranks is not None
+    parts = stream_linear_parts(_dense(whole(x)), layer.weight, tiles)
+    normed, residual = layer.ranks.add_rms_norm(parts, residual, norm, eps)
+    return Hidden(residual, normed)
+
+
+def _normed(hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
+    return rms_norm(hidden.residual, norm, eps) if hidden.normed is None else hidden.normed
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return tokens next to each other, as the copy engine takes them."""
+    return x if x.is_contiguous() else x.contiguous()

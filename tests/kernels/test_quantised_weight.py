@@ -1,0 +1,120 @@
+"""Weights in few bits: what is put in comes out, and stands for its products with scales."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.weight import (
+    Numbers,
+    QuantisedWeight,
+    WeightFormat,
+    expand_reference,
+    quantise,
+)
+
+CPU = torch.device("cpu")
+FORMATS = st.builds(
+    WeightFormat,
+    st.sampled_from(("float8", "int4")),
+    st.sampled_from((0, 64, 128)),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
+).filter(lambda form: form.codes == "int4" or not form.zero_points)
+
+
+def draw_numbers(form: WeightFormat, outputs: int, inputs: int, device: torch.device = CPU) -> Numbers:
+    """Return every code that there is, at random places, with scales and zero points at random."""
+    groups = form.groups_of(inputs)
+    scales = (torch.rand(outputs, groups, device=device) / 64 + 1 / 256).to(form.scales)
+    if form.codes == "float8":
+        codes = torch.randint(0, 127, (outputs, inputs), device=device)  # 127 is NaN
+        codes += 128 * torch.randint(0, 2, codes.shape, device=device)
+        return Numbers(codes.to(torch.uint8).view(torch.float8_e4m3fn), scales)
+    codes = torch.randint(0, 16, (outputs, inputs), device=device).to(torch.uint8)
+    zeros = torch.randint(0, 16, (outputs, groups), device=device).to(torch.uint8)
+    return Numbers(codes, scales, zeros if form.zero_points else None)
+
+
+def weight_of(form: WeightFormat, numbers: Numbers) -> QuantisedWeight:
+    weight = QuantisedWeight.empty(form, *numbers.codes.shape, numbers.codes.device)
+    weight.fill(numbers)
+    return weight
+
+
+@given(FORMATS, st.integers(1, 5), st.integers(1, 4))
+def test_what_is_put_in_comes_out(form, outputs, lines):
+    numbers = draw_numbers(form, outputs, 128 * lines)
+    found = weight_of(form, numbers).numbers()
+    assert torch.equal(found.codes.view(torch.uint8), numbers.codes.view(torch.uint8))
+    assert torch.equal(found.scales, numbers.scales)
+    if form.zero_points:
+        assert torch.equal(found.zeros, numbers.zeros)
+
+
+@given(FORMATS)
+def test_rows_are_a_view(form):
+    whole = QuantisedWeight.empty(form, 6, 256, CPU)
+    first, second = draw_numbers(form, 2, 256), draw_numbers(form, 4, 256)
+    whole.rows(0, 2).fill(first)
+    whole.rows(2, 6).fill(second)
+    parts = [expand_reference(weight_of(form, part), torch.float32) for part in (first, second)]
+    assert torch.equal(expand_reference(whole, torch.float32), torch.cat(parts))
+    assert whole.nbytes == sum(
+        part.nbytes for part in (whole.codes, whole.scales, whole.zeros) if part is not None
+    )
+
+
+def test_a_number_is_its_code_less_the_zero_point_times_the_scale():
+    form = WeightFormat("int4", 64, True, torch.float32)
+    codes = torch.arange(128).remainder(16).to(torch.uint8)[None]
+    weight = weight_of(form, Numbers(codes, torch.tensor([[0.5, 2.0]]), torch.tensor([[3, 8]]).byte()))
+    expected = torch.cat(((codes[0, :64].float() - 3) * 0.5, (codes[0, 64:].float() - 8) * 2))
+    assert torch.equal(expand_reference(weight, torch.float32)[0], expected)
+
+
+@given(FORMATS)
+def test_rounded_numbers_are_near(form):
+    torch.manual_seed(0)
+    numbers = torch.randn(16, 256) * 0.02
+    expanded = expand_reference(weight_of(form, quantise(numbers, form)), torch.float32)
+    error = (expanded - numbers).norm() / numbers.norm()
+    assert error < (0.04 if form.codes == "float8" else 0.15)
+
+
+def test_numbers_of_a_format_stay_what_they_are():
+    for form in (
+        WeightFormat("float8", 128, False, torch.float32),
+        WeightFormat("int4", 0, True, torch.float32),
+    ):
+        torch.manual_seed(0)
+        once = expand_reference(weight_of(form, quantise(torch.randn(8, 256), form)), torch.float32)
+        twice = expand_reference(weight_of(form, quantise(once, form)), torch.float32)
+        torch.testing.assert_close(twice, once)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    for form, inputs in (
+        (WeightFormat("int4", 128, False, torch.float16), 192),
+        (WeightFormat("int4", 32, False, torch.float16), 256),
+        (WeightFormat("float8", 384, False, torch.float16), 512),
+    ):
+        assert not form.takes(inputs)
+        with pytest.raises(ValueError, match=f"{inputs} inputs cannot be kept in groups of {form.group}"):
+            QuantisedWeight.empty(form, 16, inputs, CPU)
+
+
+def test_a_layer_multiplies_by_what_its_weight_stands_for(device):
+    form = WeightFormat("int4", 128, True, torch.float16)
+    weight = weight_of(form, draw_numbers(form, 32, 256, device))
+    x, bias = torch.randn(3, 256, device=device), torch.randn(32, device=device)
+    if device.type == "cuda":
+        x, bias = x.bfloat16(), bias.bfloat16()
+    layer = QuantisedLinear(weight, bias)
+    expected = torch.nn.functional.linear(x, expand_reference(weight, x.dtype), bias)
+    torch.testing.assert_close(layer(x), expected)
+    matrix = layer.matrix
+    assert (matrix.outputs, matrix.inputs, matrix.biased, matrix.format) == (32, 256, True, form)
