@@ -12,6 +12,7 @@ from quire.kernels.quantised.decode import floats_of, integers_of
 from quire.kernels.quantised.weight import LINE, QuantisedWeight
 
 ROWS = 64  # of a program
+DTYPES = (torch.bfloat16, torch.float16)  # that codes become
 
 
 @gluon.jit
@@ -69,7 +70,9 @@ def _kernel(
 
 
 def expand(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    """Return the numbers [outputs, inputs] that a weight stands for, as `expand_reference` does."""
+    """Return the numbers [outputs, inputs] that a weight stands for, as `expand_reference` does, in 16 bits."""
+    if dtype not in DTYPES:
+        raise ValueError(f"codes become bfloat16 or float16, not {dtype}")
     outputs, inputs = weight.shape
     out = torch.empty(outputs, inputs, dtype=dtype, device=weight.device)
     _kernel[(inputs // LINE, triton.cdiv(outputs, ROWS))](

@@ -19,8 +19,8 @@ from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
 MOST_TOKENS = 16
 ROWS = 16  # outputs of a program, each a row of the weight
-AHEAD_BYTES = 512  # of a row that a warp has asked for
-X_AHEAD = 1  # lines of tokens that a warp has asked for
+AHEAD_BYTES, AHEAD_BYTES_OF_GATE = 1024, 256  # of a row that a warp has asked for, of a gate and an up each
+X_AHEAD = 2  # lines of tokens that a warp has asked for
 
 # Before kernels ahead have ended, see `kernels.launch`.
 READS_EARLY = frozenset(("codes", "scales", "zeros", "norm"))
@@ -254,7 +254,7 @@ def quantised_of_few(
 def lines_ahead(form: WeightFormat, *, gated: bool) -> int:
     """Return how many lines of each weight a warp asks for before it multiplies."""
     of_line = LINE if form.codes == "float8" else LINE // 2
-    return max(AHEAD_BYTES // of_line // (2 if gated else 1), 2)
+    return (AHEAD_BYTES_OF_GATE if gated else AHEAD_BYTES) // of_line
 
 
 def warps_of(*, gated: bool, normed: bool) -> int:

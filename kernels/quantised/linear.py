@@ -8,7 +8,7 @@ from torch import Tensor
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.linear import Matrix, Share
 from quire.kernels.parallel.ranks import SumOverRanks
-from quire.kernels.quantised.expand import expand
+from quire.kernels.quantised.expand import DTYPES, expand
 from quire.kernels.quantised.weight import QuantisedWeight, expand_reference
 
 
@@ -38,5 +38,6 @@ class QuantisedLinear:
 
     def part(self, x: Tensor) -> Tensor:
         """Multiply by what is here of the weight, expanded for it."""
-        expanded = expand if gpu_of(x.device).has_kernels else expand_reference
-        return F.linear(x, expanded(self.weight, x.dtype), self.bias)
+        by_kernel = gpu_of(x.device).has_kernels and x.dtype in DTYPES
+        expanded = (expand if by_kernel else expand_reference)(self.weight, x.dtype)
+        return F.linear(x, expanded, self.bias)

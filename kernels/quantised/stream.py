@@ -31,7 +31,7 @@ from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 MOST_TOKENS = 256
 SHARED = 108 * 1024  # bytes of stages, as many as leave room for two programs on a multiprocessor
 FULL = 132  # programs: about one on every multiprocessor
-MOST_SPLITS = 4
+MOST_SPLITS, MOST_STAGES = 4, 12
 WARPS = 4
 ROWS = 64  # outputs of a program
 _HALF = gl.constexpr(64)  # columns that are multiplied at a time
@@ -222,12 +222,12 @@ def tiling(
     if not 1 <= count <= MOST_TOKENS or (form.group and form.group % LINE) or outputs % ROWS:
         return None
     rows = 2 * ROWS if gated else ROWS
-    tokens = min(max(triton.next_power_of_2(count), 16), 64 if gated else 128)
+    tokens = min(max(triton.next_power_of_2(count), 8), 64 if gated else 128)
     programs = outputs // ROWS * triton.cdiv(count, tokens)
     splits = min(max(2 * FULL // programs, 1), MOST_SPLITS, columns // LINE) if divided else 1
     shared = SHARED if programs * splits > FULL else 2 * SHARED
     size = tokens * LINE * 2 + rows * (LINE if form.codes == "float8" else LINE // 2)
-    return Tiling(tokens, rows, min(shared // size, 8), splits)
+    return Tiling(tokens, rows, min(shared // size, MOST_STAGES), splits)
 
 
 def stream_linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, tiles: Tiling) -> Tensor:

@@ -24,7 +24,7 @@ FORMATS = {
     "int4_small_groups": WeightFormat("int4", 64, True, torch.float16),
     "int4_rows": WeightFormat("int4", 0, True, torch.float32),
 }
-# Fewer, of fewer and of more tiles, and so many that weights are expanded; elsewhere torch has one way for all.
+# Of one tile, of more, and so many that weights are expanded; elsewhere torch has one way for all.
 TOKENS = (1, 5, 16, 17, 64, 100, 250, 300) if torch.cuda.is_available() else (1, 17)
 # (outputs, inputs): whole rounds of warps, ragged ones, less than one for each warp
 SHAPES = ((256, 1024), (320, 2176), (128, 384))

@@ -29,7 +29,8 @@ FORMATS = st.builds(
 def draw_numbers(form: WeightFormat, outputs: int, inputs: int, device: torch.device = CPU) -> Numbers:
     """Return every code that there is, at random places, with scales and zero points at random."""
     groups = form.groups_of(inputs)
-    scales = (torch.rand(outputs, groups, device=device) / 64 + 1 / 256).to(form.scales)
+    most = 448 if form.codes == "float8" else 8  # of a code: numbers are up to one
+    scales = ((torch.rand(outputs, groups, device=device) + 0.25) / most).to(form.scales)
     if form.codes == "float8":
         codes = torch.randint(0, 127, (outputs, inputs), device=device)  # 127 is NaN
         codes += 128 * torch.randint(0, 2, codes.shape, device=device)
