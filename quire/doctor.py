@@ -16,9 +16,11 @@ from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
+from quire.kernels.quantised.supports import keeps
 from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
@@ -76,6 +78,7 @@ def on_gpus(
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
+    keep = keep_in_folder(folder, model, dtype, keeps, dummy=config.load_format == "dummy")
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",
@@ -83,7 +86,7 @@ def on_gpus(
             if fit.tokens
             else f"no: weights would take {_size(fit.weight_bytes)} each",
         )
-        for fit in fits(folder, model, dtype.itemsize, held, budget)
+        for fit in fits(folder, model, dtype.itemsize, held, budget, keep)
     ]
 
 
