@@ -101,13 +101,15 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     beside = f", and {_size(info.expanded_bytes)} to expand a layer" if info.expanded_bytes else ""
     more = " and more of long requests" if info.group_windows else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
+    bits = " and ".join(map(str, info.kept_bits))
+    kept = f", and those of layers' products in {bits} bits" if bits else ""
     ranks = info.tensor_parallel_size
     beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
     return [
         ("model", f"{info.model} ({info.architecture})"),
         *_describe_merged(info),
         ("device", info.device + beside_it),
-        ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
+        ("weights", f"{_size(info.weight_bytes)} in {info.dtype}{kept}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
         *_describe_latents(info),
         *_describe_indexer(info),

@@ -29,6 +29,7 @@ class Decoder:
         self.config = config
         self.backend = backend
         self.ranks = weights.ranks
+        self.kept = weights.kept
         self.embedding = weights.vocabulary("model.embed_tokens", config.vocab_size, config.hidden_size)
         rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]

@@ -15,7 +15,7 @@ from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.fours_files import OF_COMPRESSED, OF_MODELOPT, OF_MXFP4, expand_fours
 from quire.engine.models.hqq_files import expand_hqq
-from quire.engine.models.kept_weights import Kept
+from quire.engine.models.kept_weights import Kept, bits_of
 from quire.engine.models.measured_cache import OF_CACHES
 from quire.engine.models.modelopt import MODELOPT_NVFP4
 from quire.engine.models.packed import Packed
@@ -82,7 +82,7 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = 
         logger.info(
             "%d weights of layers are kept in %s bits, as files have them%s; activations are not rounded",
             len(kept.formats),
-            " and ".join(map(str, kept.bits)),
+            " and ".join(map(str, bits_of(kept.formats))),
             f"; others are loaded as {name} numbers: {_listed(kept.reasons)}" if kept.reasons else "",
         )
     elif isinstance(quantised, Float8):

@@ -33,14 +33,14 @@ class Kept:
     formats: Mapping[str, WeightFormat] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def bits(self) -> list[int]:
-        """Return in how many bits some are kept."""
-        return sorted({_BITS[form.codes] for form in self.formats.values()})
-
 
 Keep: TypeAlias = Callable[[ModelConfig], Kept]  # of a rank's part of a model
 Supports: TypeAlias = Callable[[WeightFormat, torch.dtype], bool]  # whether products by them are, in a dtype
+
+
+def bits_of(formats: Mapping[str, WeightFormat]) -> tuple[int, ...]:
+    """Return in how many bits weights are kept."""
+    return tuple(sorted({_BITS[form.codes] for form in formats.values()}))
 
 
 def may_keep(config: ModelConfig) -> bool:

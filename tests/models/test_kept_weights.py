@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire.doctor import _size, describe, on_gpus
+from quire.engine.config import EngineConfig
 from quire.engine.device.limits import Limits
+from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.loader import build_model, load_model
@@ -23,9 +26,11 @@ from quire.engine.models.weight_files import open_weights
 from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.precompile import precompile
+from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.supports import keeps
 from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat, expand_reference
 from tests.models import float8_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
@@ -326,6 +331,40 @@ def test_what_fits_counts_the_bits_that_are_kept(form: str, ranks: int, tmp_path
     assert weight_bytes(folder, part, 2, keep) == pytest.approx(num_bytes - norms, rel=0.02)
     found = fits(folder, model, 2, UNSCALED[torch.bfloat16], 1 << 30, keep)
     assert [fit.weight_bytes for fit in found if fit.ranks == ranks] == [weight_bytes(folder, part, 2, keep)]
+
+
+def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save("awq", tmp_path)
+    _, num_bytes = load(folder, dtype=torch.bfloat16)
+    config = EngineConfig(
+        model=str(folder), device="cpu", dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20,
+        preemption_mode="recompute",
+    )  # fmt: skip
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
+    info = start_engine(config)[1]
+    assert info.weight_bytes == num_bytes
+    assert info.body_weight_bytes + 2 * info.head_weight_bytes == num_bytes
+    assert info.kept_bits == (4,)
+    assert dict(describe(info))["weights"].endswith("in bfloat16, and those of layers' products in 4 bits")
+    model = read_model(folder)
+    keep = keep_in_folder(folder, model, torch.bfloat16, keeps)
+    told = dict(on_gpus(folder, model, info, config, 8 << 30))
+    for ranks in (1, 2):
+        size = weight_bytes(folder, model.of_rank(ranks), 2, keep)
+        assert told[f"on {ranks} GPU{'s' * (ranks > 1)}"].startswith(f"weights {_size(size)} each")
+
+
+def test_a_start_is_not_refused_on_a_gpu_that_has_room_for_what_is_kept(tmp_path: Path) -> None:
+    folder = save("awq", tmp_path)
+    model = read_model(folder)
+    keep = keep_in_folder(folder, model, torch.bfloat16, keeps)
+    config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0)
+    room = weight_bytes(folder, model, 2, keep) + 1 + RESERVE_BYTES
+    refuse_too_large(config, folder, model, 2, UNSCALED[torch.bfloat16], room, keep)
+    with pytest.raises(ValueError, match="on one GPU the weights take"):
+        refuse_too_large(config, folder, model, 2, UNSCALED[torch.bfloat16], room)
 
 
 def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: Path) -> None:
