@@ -141,6 +141,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
+    kept_bits: tuple[int, ...] = ()  # of weights that stay in few, as files have them; others are of dtype
     sampling_defaults: SamplingDefaults = SamplingDefaults()  # of requests that do not say
     has_grammars: bool = False  # whether a request may say what its text must be
     tensor_parallel_size: int = 1

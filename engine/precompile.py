@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -11,6 +12,8 @@ from quire.engine.device.limits import Limits
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.kept_weights import of_layers
+from quire.engine.models.layers import NONE_KEPT, layer_shapes
 from quire.engine.models.loader import build_model
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
@@ -19,6 +22,7 @@ from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.hopper_matmul import launch_each
 from quire.kernels.parallel.ranks import Ranks
+from quire.kernels.quantised.weight import WeightFormat
 
 
 def precompile(
@@ -30,15 +34,19 @@ def precompile(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks | None = None,
+    kept: Mapping[str, WeightFormat] = NONE_KEPT,
 ) -> None:
     """Ask for the kernels of all steps that a start runs; within `compiling_beside` other threads compile.
 
     By a layer of each kind, and the last one: it takes a second, and memory that is free again afterwards.
-    `config` is that of one of the `ranks`.
+    `config` is that of one of the `ranks`. kept: weights that stay in few bits.
     """
-    windows = (*dict.fromkeys(config.windows), config.windows[-1])
-    config = replace(config, num_layers=len(windows), windows=windows)
-    model = build_model(config, backend, Weights(device, dtype, ranks), limits.max_model_len)
+    kinds = {shape: layer for layer, shape in enumerate(layer_shapes(config, dtype, kept))}
+    layers = [*kinds.values(), config.num_layers - 1]
+    windows = tuple(config.windows[layer] for layer in layers)
+    config = replace(config, num_layers=len(layers), windows=windows)
+    weights = Weights(device, dtype, ranks, of_layers(kept, layers))
+    model = build_model(config, backend, weights, limits.max_model_len)
     dequantized = dequantized_dtype(config, kv_format, dtype, gpu_of(device), block_size)
     cache = KVCache(config, 1, block_size, kv_format, device, backend.copy_blocks, dequantized)
     runner = ModelRunner(model, backend, cache, limits, device)

@@ -38,6 +38,7 @@ from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
@@ -180,9 +181,11 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
+    backend = triton_backend() if device.type == "cuda" else torch_backend()
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
-        refuse_too_large(config, folders.base, whole, dtype.itemsize, kv_format, total)
+        keep = keep_in_folder(folders.base, whole, dtype, backend.keeps, dummy=config.load_format == "dummy")
+        refuse_too_large(config, folders.base, whole, dtype.itemsize, kv_format, total, keep)
     return _Chosen(
         whole=whole,
         part=part,
@@ -191,7 +194,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
         kv_format=kv_format,
         block_size=block_size,
         limits=Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len),
-        backend=triton_backend() if device.type == "cuda" else torch_backend(),
+        backend=backend,
         with_graphs=device.type == "cuda" and not config.enforce_eager,
     )
 
@@ -211,8 +214,12 @@ def _load(
         if compiles:
             kernels(0, 1)
             alone = None if ranks is None else ranks.alone()
-            held = chosen.block_size, chosen.kv_format
-            precompile(chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone)
+            held, keeps = (chosen.block_size, chosen.kv_format), chosen.backend.keeps
+            dummy = config.load_format == "dummy"
+            kept = keep_in_folder(folder, chosen.whole, chosen.dtype, keeps, dummy=dummy)(chosen.part)
+            precompile(
+                chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, kept.formats
+            )
         return load_model(
             folder,
             chosen.part,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,6 +42,8 @@ from quire.kernels.pointwise.norm import (
     rms_norm_reference,
 )
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
+from quire.kernels.quantised.supports import keeps, keeps_none
+from quire.kernels.quantised.weight import WeightFormat
 from quire.kernels.recurrence.operations import SERVED, Recurrences
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
@@ -98,6 +101,7 @@ class Backend:
     masses_of_part: Callable[[Tensor, int, Search, int], Tensor] = masses_of_part_reference
     narrow: Callable[[Tensor, Search, int], Tensor] = narrow_reference
     recurrences: Recurrences | None = None  # None: transformers' own code computes them
+    keeps: Callable[[WeightFormat, torch.dtype], bool] = keeps_none  # weights in few bits, in their products
 
 
 def torch_backend() -> Backend:
@@ -134,4 +138,5 @@ def triton_backend() -> Backend:
         masses_of_part,
         narrow,
         SERVED,
+        keeps,
     )

@@ -16,9 +16,11 @@ from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
+from quire.kernels.quantised.supports import keeps
 from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
@@ -76,6 +78,7 @@ def on_gpus(
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
+    keep = keep_in_folder(folder, model, dtype, keeps, dummy=config.load_format == "dummy")
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",
@@ -83,7 +86,7 @@ def on_gpus(
             if fit.tokens
             else f"no: weights would take {_size(fit.weight_bytes)} each",
         )
-        for fit in fits(folder, model, dtype.itemsize, held, budget)
+        for fit in fits(folder, model, dtype.itemsize, held, budget, keep)
     ]
 
 
@@ -98,13 +101,15 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     beside = f", and {_size(info.expanded_bytes)} to expand a layer" if info.expanded_bytes else ""
     more = " and more of long requests" if info.group_windows else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
+    bits = " and ".join(map(str, info.kept_bits))
+    kept = f", and those of layers' products in {bits} bits" if bits else ""
     ranks = info.tensor_parallel_size
     beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
     return [
         ("model", f"{info.model} ({info.architecture})"),
         *_describe_merged(info),
         ("device", info.device + beside_it),
-        ("weights", f"{_size(info.weight_bytes)} in {info.dtype}"),
+        ("weights", f"{_size(info.weight_bytes)} in {info.dtype}{kept}"),
         ("KV block", f"{info.block_size} tokens, {block} in {info.kv_cache_dtype}"),
         *_describe_latents(info),
         *_describe_indexer(info),

@@ -13,13 +13,16 @@ from quire.engine.config import BLOCK_SIZE, EngineConfig
 from quire.engine.device.kv_cache import named_format
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.hub import TOKENIZER_FILES
+from quire.engine.models.kept_weights import Kept
 from quire.engine.models.layers import layer_shapes
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.plan import plan_attention, plan_layer
+from quire.kernels.quantised.supports import keeps, keeps_none
 from quire.kernels.recipes import Chosen
 from quire.kernels.shapes import LayerShape, StepShape
 
@@ -40,15 +43,17 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     dtype: torch.dtype = getattr(torch, name)
     held = named_format(config.kv_cache_dtype, model, dtype, gpu)
     print(f"{config.model} on {gpu.name}, in {name}, KV cache in {held.name}")
-    for line in plan_lines(model, dtype, held, gpu, config):
+    supports = keeps if gpu.has_kernels else keeps_none
+    keep = keep_in_folder(folders.base, model, dtype, supports, dummy=config.load_format == "dummy")
+    for line in plan_lines(model, dtype, held, gpu, config, keep(model)):
         print(line)
 
 
 def plan_lines(
-    model: ModelConfig, dtype: torch.dtype, held: KVFormat, gpu: Gpu, config: EngineConfig
+    model: ModelConfig, dtype: torch.dtype, held: KVFormat, gpu: Gpu, config: EngineConfig, kept: Kept
 ) -> Iterator[str]:
     """Yield a header for each step, and a line for each operation of each kind of layer."""
-    shapes = layer_shapes(model, dtype)
+    shapes = layer_shapes(model, dtype, kept.formats)
     kinds = list(dict.fromkeys(shapes))
     for title, step in steps(config, config.max_model_len or model.longest):
         yield f"\n{title}"

@@ -14,7 +14,8 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models.config import ModelConfig
-from quire.engine.parallel.fit import fits, smallest, weight_bytes
+from quire.engine.models.kept_weights import Keep
+from quire.engine.parallel.fit import fits, keep_none, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
 from quire.kernels.attention.latent.earlier import MOST_BYTES as EXPANDED_BYTES
@@ -29,16 +30,25 @@ CHOICE_BYTES = 1 << 30  # by which an indexer scores tokens, and what it chose i
 
 
 def refuse_too_large(
-    config: EngineConfig, folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, total: int
+    config: EngineConfig,
+    folder: Path,
+    model: ModelConfig,
+    itemsize: int,
+    held: KVFormat,
+    total: int,
+    keep: Keep = keep_none,
 ) -> None:
-    """Raise ValueError if a GPU of `total` bytes does not hold its weights; name how many GPUs do."""
+    """Raise ValueError if a GPU of `total` bytes does not hold its weights; name how many GPUs do.
+
+    itemsize and keep are as `fit.weight_bytes` has them.
+    """
     ranks = config.tensor_parallel_size
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     part = model.of_rank(ranks, expert_parallel=config.enable_expert_parallel)
-    weights = weight_bytes(folder, part, itemsize)
+    weights = weight_bytes(folder, part, itemsize, keep)
     if weights < budget:
         return
-    enough = smallest(fits(folder, model, itemsize, held, budget))
+    enough = smallest(fits(folder, model, itemsize, held, budget, keep))
     hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
     where = "one GPU" if ranks == 1 else f"each of {ranks} GPUs"
     raise ValueError(

@@ -29,11 +29,12 @@ class Decoder:
         self.config = config
         self.backend = backend
         self.ranks = weights.ranks
+        self.kept = weights.kept
         self.embedding = weights.vocabulary("model.embed_tokens", config.vocab_size, config.hidden_size)
         rope = rope_table(config.rope, config.head_dim, max_model_len, weights.device)
         self.layers = [self._layer(weights, layer, rope) for layer in range(config.num_layers)]
         self.final_norm = weights.rms_norm("model.norm", config.hidden_size)
-        self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_layer)
+        self.plans = LayerPlans(layer_shapes(config, weights.dtype, weights.kept), weights.device, plan_layer)
         self.head = weights.output_head("model.embed_tokens", self.embedding, config)
 
     def _layer(self, weights: Weights, layer: int, rope: Tensor) -> PreNormLayer:

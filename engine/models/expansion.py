@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from quire.engine.models.float8 import Float8
 from quire.engine.models.float8_files import expand_float8
 from quire.engine.models.fours_files import OF_COMPRESSED, OF_MODELOPT, OF_MXFP4, expand_fours
 from quire.engine.models.hqq_files import expand_hqq
+from quire.engine.models.kept_weights import Kept, bits_of
 from quire.engine.models.measured_cache import OF_CACHES
 from quire.engine.models.modelopt import MODELOPT_NVFP4
 from quire.engine.models.packed import Packed
@@ -64,16 +67,23 @@ def expand_files(
     return files
 
 
-def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
-    """Log in how many times their bytes weights are held."""
+def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = None) -> None:
+    """Log in how many times their bytes weights are held, or which are kept and why others are not."""
     name = str(dtype).removeprefix("torch.")
     if isinstance(quantised, Measured):
         if quantised.weights is not None:
-            tell_expanded(quantised.weights, dtype)
+            tell_expanded(quantised.weights, dtype, kept)
         logger.info(
             "files may have scales for a KV cache of %s; they are not used: the cache has the format of "
             "--kv-cache-dtype",
             quantised.cache,
+        )
+    elif kept is not None and kept.formats:
+        logger.info(
+            "%d weights of layers are kept in %s bits, as files have them%s; activations are not rounded",
+            len(kept.formats),
+            " and ".join(map(str, bits_of(kept.formats))),
+            f"; others are loaded as {name} numbers: {_listed(kept.reasons)}" if kept.reasons else "",
         )
     elif isinstance(quantised, Float8):
         logger.info(
@@ -118,3 +128,10 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype) -> None:
             name,
             dtype.itemsize * numbers / held,
         )
+    if kept is not None and not kept.formats and kept.reasons:
+        logger.info("no weights are kept in few bits: %s", _listed(kept.reasons))
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """Return why weights are not kept, and how many by each reason."""
+    return ", ".join(f"{reason} ({count})" for reason, count in Counter(reasons.values()).most_common())

@@ -9,10 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
+from quire.engine.models.expanded_file import (
+    DTYPES,
+    NAMES,
+    ExpandedFile,
+    ranges_of,
+    round_once,
+    rows_at_once,
+    surely_finite,
+)
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.mxfp4_files import POWERS
 from quire.engine.models.weight_files import listed
+from quire.engine.parallel.share import Range
+from quire.kernels.quantised.weight import Numbers, WeightFormat
 
 FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
@@ -54,6 +64,28 @@ class Float8Tensor:
         for part in parts:
             self._expand(*part, row, column)
         return expanded
+
+    @property
+    def kept_format(self) -> WeightFormat | str:
+        """Return how it can be kept in 8 bits, or why it cannot."""
+        columns, kind = self.get_shape()[-1], self.scales.get_dtype()
+        if len(self.get_shape()) != 2:
+            return "stacks of matrices"
+        if kind in _POWERS:
+            return "scales that are powers of two"
+        group = self.block.columns if self.block.columns < columns else 0
+        return WeightFormat("float8", group, False, DTYPES[kind])
+
+    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
+        """Read a part of a matrix as it can be kept. Raises ValueError as reading what it stands for does."""
+        floats = self.floats[slice(*outputs), slice(*inputs)].to(self.device)
+        of_rows = torch.arange(*outputs, device=self.device) // self.block.rows
+        groups = slice(inputs[0] // self.block.columns, -(-inputs[1] // self.block.columns))
+        scales = self._scales()[of_rows, groups].to(DTYPES[self.scales.get_dtype()])
+        numbers = Numbers(floats, scales)
+        if not surely_finite(numbers, self.dtype):
+            self[slice(*outputs), slice(*inputs)]  # which raises by name, or finds that they are
+        return numbers
 
     def _scales(self) -> Tensor:
         """Return the scales of all blocks, [..., blocks of rows, blocks of columns]."""

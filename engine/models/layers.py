@@ -5,9 +5,10 @@ Plain objects over plain tensors: at one token a step is bound by how fast Pytho
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import torch
@@ -20,9 +21,18 @@ from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear.linear import Matrix, Share
+from quire.kernels.quantised.weight import WeightFormat
 from quire.kernels.shapes import LayerShape, StepShape
 
 Plan = TypeVar("Plan")
+# The weights of a decoder's layer by products: into attention, out of it, into the MLP, and down.
+PRODUCTS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+NONE_KEPT: Mapping[str, WeightFormat] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +55,18 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerShape:
-    """Return a layer, computed in dtype, as the choice of kernels sees it."""
+def names_of(layer: int, parts: tuple[str, ...]) -> list[str]:
+    """Return what a checkpoint calls the weights of a decoder's product."""
+    return [f"model.layers.{layer}.{part}.weight" for part in parts]
+
+
+def layer_shape(
+    config: ModelConfig, layer: int, dtype: torch.dtype, kept: Mapping[str, WeightFormat] = NONE_KEPT
+) -> LayerShape:
+    """Return a layer, computed in dtype, as the choice of kernels sees it.
+
+    kept: weights of a decoder that stay in few bits, see `kept_weights`.
+    """
     cache = config.cache_specs[layer]
     heads, plain, chunked = config.num_heads, True, False
     if config.attention:
@@ -56,23 +76,35 @@ def layer_shape(config: ModelConfig, layer: int, dtype: torch.dtype) -> LayerSha
     q_size, kv_size = heads * cache.head_dim, cache.heads * cache.head_dim
     hidden, inner, gated = config.hidden_size, config.intermediate_size, config.rope is not None
     share: Share = "whole" if config.ranks == 1 else "inputs"
+    matrices = (
+        Matrix(q_size + 2 * kv_size, hidden, config.qkv_bias),
+        Matrix(hidden, q_size, config.output_bias, share=share),
+        Matrix(2 * inner if gated else inner, hidden, config.mlp_bias),
+        Matrix(hidden, inner, config.mlp_bias, share=share),
+    )
+    qkv, output, up, down = (
+        replace(matrix, format=kept.get(names_of(layer, parts)[0], "dense"))
+        for parts, matrix in zip(PRODUCTS, matrices, strict=True)
+    )
     return LayerShape(
         dtype=dtype,
         num_heads=heads,
         cache=cache,
-        qkv=Matrix(q_size + 2 * kv_size, hidden, config.qkv_bias),
-        output=Matrix(hidden, q_size, config.output_bias, share=share),
-        up=Matrix(2 * inner if gated else inner, hidden, config.mlp_bias),
-        down=Matrix(hidden, inner, config.mlp_bias, share=share),
+        qkv=qkv,
+        output=output,
+        up=up,
+        down=down,
         gated=gated,
         plain=plain,
         chunked=chunked,
     )
 
 
-def layer_shapes(config: ModelConfig, dtype: torch.dtype) -> list[LayerShape]:
+def layer_shapes(
+    config: ModelConfig, dtype: torch.dtype, kept: Mapping[str, WeightFormat] = NONE_KEPT
+) -> list[LayerShape]:
     """Return `layer_shape` of every layer."""
-    return [layer_shape(config, layer, dtype) for layer in range(config.num_layers)]
+    return [layer_shape(config, layer, dtype, kept) for layer in range(config.num_layers)]
 
 
 def attention_layer(

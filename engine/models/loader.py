@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.copies import Copy, copies_to
+from quire.engine.models.copies import copies_to
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.expansion import expand_files, tell_expanded
+from quire.engine.models.filling import fill, holds
 from quire.engine.models.gpt2 import GPT2
+from quire.engine.models.kept_weights import described, keep
 from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
+from quire.engine.models.stored_weights import stored_in
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
-from quire.engine.parallel.share import Share
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
 
@@ -72,14 +73,15 @@ def load_model(
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
     """
     report = on_progress or (lambda done, total: None)
-    if config.quantised is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
-        tell_expanded(config.quantised, dtype)
-    if config.adapter is not None and load_format == "auto" and (ranks is None or ranks.rank == 0):
+    tells = load_format == "auto" and (ranks is None or ranks.rank == 0)
+    if config.adapter is not None and tells:
         made_for = config.adapter.made_for or "a model that it does not name"
         logger.info("%s, made for %s, is merged into weights of %s", config.adapter.folder, made_for, folder)
     if config.implementation == "transformers":
         from quire.engine.models.general.causal import load_general  # transformers takes seconds to import
 
+        if config.quantised is not None and tells:
+            tell_expanded(config.quantised, dtype)
         config.refuse_longer(max_model_len)
         return load_general(
             Path(folder),
@@ -91,7 +93,14 @@ def load_model(
             dummy_seed=seed if load_format == "dummy" else None,
             ranks=ranks,
         )
-    weights = Weights(torch.device(device), dtype, ranks)
+    device = torch.device(device)
+    opened = [] if load_format == "dummy" else [open_weights(path) for path in weight_files(Path(folder))]
+    files = expand_files(opened, config.quantised, dtype, device)
+    stored = described(config) if load_format == "dummy" else stored_in(files, config)
+    kept = keep(config, stored, dtype, backend.keeps)
+    if config.quantised is not None and tells:
+        tell_expanded(config.quantised, dtype, kept)
+    weights = Weights(device, dtype, ranks, kept.formats)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
         total = weights.num_bytes
@@ -102,15 +111,18 @@ def load_model(
                 done += matrix.nbytes
                 report(done, total)
         else:
-            _load(Path(folder), model, weights, report)
+            _load(Path(folder), _merged(files, opened, model, weights), model, weights, report)
     report(total, total)
     return model, total
 
 
 def _load(
-    folder: Path, model: Decoder | OPT | GPT2, weights: Weights, report: Callable[[int, int], None]
+    folder: Path,
+    files: list[Any],
+    model: Decoder | OPT | GPT2,
+    weights: Weights,
+    report: Callable[[int, int], None],
 ) -> None:
-    files = _open(folder, model, weights)
     _find_tied(files, model, weights)
     _check(folder, files, model, weights)
     done, total = 0, weights.num_bytes
@@ -120,14 +132,14 @@ def _load(
             full_name = _full_name(name, model, weights)
             place = weights.places.get(full_name)
             if place is not None:
-                _copy(file, name, weights.shares.get(full_name), place, copy)
+                fill(place, file, name, weights.shares.get(full_name), copy)
                 done += place.nbytes
                 report(done, total)
     for file in files:
         for name in file.offset_keys():
             twin = weights.tied.get(name)
-            if twin is not None and not _equal(
-                file, name, weights.shares.get(twin), weights.places[twin], copy
+            if twin is not None and not holds(
+                weights.places[twin], file, name, weights.shares.get(twin), copy
             ):
                 raise ValueError(
                     f"{folder}: config.json ties {name} to {twin}, but the two differ; "
@@ -135,11 +147,9 @@ def _load(
                 )
 
 
-def _open(folder: Path, model: Decoder | OPT | GPT2, weights: Weights) -> list[Any]:
-    """Return open files that have numbers of weights, with an adapter merged into them if there is one."""
-    opened = [open_weights(path) for path in weight_files(folder)]
+def _merged(files: list[Any], opened: list[Any], model: Decoder | OPT | GPT2, weights: Weights) -> list[Any]:
+    """Return files that have numbers of weights, with an adapter merged into them if there is one."""
     quantised, adapter = model.config.quantised, model.config.adapter
-    files = expand_files(opened, quantised, weights.dtype, weights.device)
     if adapter is None:
         return files
     naming = Naming(
@@ -150,24 +160,6 @@ def _open(folder: Path, model: Decoder | OPT | GPT2, weights: Weights) -> list[A
     )
     bases = expand_files(opened, quantised, torch.float32, weights.device)
     return merge_into_files(files, bases, adapter, naming, weights.dtype, weights.device)
-
-
-def _copy(file: Any, name: str, share: Share | None, place: Tensor, copy: Copy) -> None:
-    """Copy a tensor of the file, or only a share of it, to its place."""
-    if share is None:
-        copy(place, file.get_tensor(name))
-        return
-    whole, offset = file.get_slice(name), 0
-    for begin, end in share.ranges:
-        part = whole[begin:end] if share.dim == 0 else whole[:, begin:end]
-        copy(place.narrow(share.dim, offset, end - begin), part)
-        offset += end - begin
-
-
-def _equal(file: Any, name: str, share: Share | None, parameter: Tensor, copy: Copy) -> bool:
-    other = torch.empty_like(parameter)
-    _copy(file, name, share, other, copy)
-    return torch.equal(other, parameter)
 
 
 def _full_name(name: str, model: Decoder | OPT | GPT2, weights: Weights) -> str:

@@ -9,12 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
+from quire.engine.models.expanded_file import (
+    DTYPES,
+    NAMES,
+    ExpandedFile,
+    ranges_of,
+    round_once,
+    rows_at_once,
+    surely_finite,
+)
 from quire.engine.models.packed import Form, Packed
 from quire.engine.models.packed_layouts import Awq, Gptq, Layout
 from quire.engine.models.packed_rows import AwqRows, CompressedBytes, CompressedWords, PairsOfOutputs
-from quire.engine.models.packed_words import WORD, Whole, Words, words_of
+from quire.engine.models.packed_words import WORD, Range, Whole, Words, words_of
 from quire.engine.models.weight_files import listed
+from quire.kernels.quantised.weight import Numbers, WeightFormat
 
 _WORDS, _BYTES, _PAIRS = "I32", "I8", "U8"  # as safetensors names them
 _SCALES = ("F32", "F16", "BF16")
@@ -99,6 +108,35 @@ class PackedTensor:
             round_once(stored[piece], numbers, self.name)
         return expanded
 
+    @property
+    def kept_format(self) -> WeightFormat | str:
+        """Return how it can be kept in 4 bits, or why it cannot. Reads which groups inputs are in."""
+        layout = self.layout
+        if layout.bits != 4:
+            return f"{layout.bits} bits"
+        if self.factors is not None:
+            return "factors of inputs"
+        if self.places is not None and not torch.equal(self._groups(), self._groups_beside()):
+            return "act order"
+        group = 0 if layout.groups == 1 else self.group
+        return WeightFormat("int4", group, layout.has_zeros, DTYPES[layout.scales.get_dtype()])
+
+    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
+        """Read a part as it can be kept. Raises ValueError as reading what it stands for does."""
+        layout, rows = self.layout, outputs[1] - outputs[0]
+        groups = slice(inputs[0] // self.group, -(-inputs[1] // self.group))
+        lifted = 8 if layout.signed else 0
+        codes = layout.integers(outputs, inputs, self.device) + lifted
+        zeros = layout.zeros(outputs, self.device) + lifted
+        scales = layout.scales_of(outputs, self.device)
+        if layout.inputs_first:
+            codes, zeros, scales = codes.T, zeros.T, scales.T
+        zeros, scales = (each[:, groups].expand(rows, -1) for each in (zeros, scales))
+        numbers = Numbers(codes.to(torch.uint8), scales, zeros.to(torch.uint8) if layout.has_zeros else None)
+        if not surely_finite(numbers, self.dtype):
+            self[slice(*outputs), slice(*inputs)]  # which raises by name, or finds that they are
+        return numbers
+
     def _groups(self) -> Tensor:
         """Return each input's group. Raises ValueError if one has no scale."""
         count = self.layout.groups
@@ -111,6 +149,10 @@ class PackedTensor:
                 raise ValueError(
                     f"{self.name}: inputs are in groups {least} to {most}, and scales are of {count}"
                 )
+        return self._groups_beside()
+
+    def _groups_beside(self) -> Tensor:
+        """Return each input's group where those of a group stand beside each other."""
         return torch.arange(self.layout.inputs, dtype=torch.int32, device=self.device) // self.group
 
 

@@ -23,6 +23,17 @@ class Layout(Protocol):
     """Parts of a matrix [outputs, inputs] with so many groups of inputs."""
 
     inputs_first: ClassVar[bool]
+    signed: ClassVar[bool]  # integers are about zero
+
+    @property
+    def scales(self) -> Any: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def has_zeros(self) -> bool:
+        """Return whether files have zero points of it."""
 
     @property
     def outputs(self) -> int: ...
@@ -59,6 +70,8 @@ class Gptq:
     """
 
     inputs_first: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
+    has_zeros: ClassVar[bool] = True
 
     words: Any
     scales: Any
@@ -102,6 +115,9 @@ class Awq:
     """words [inputs, outputs / 8], scales [groups, outputs], zero points [groups, outputs / 8], of 4 bits."""
 
     inputs_first: ClassVar[bool] = True
+    signed: ClassVar[bool] = False
+    has_zeros: ClassVar[bool] = True
+    bits: ClassVar[int] = _OF_AWQ.bits
 
     words: Any
     scales: Any

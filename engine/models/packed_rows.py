@@ -21,12 +21,21 @@ class CompressedWords:
     """
 
     inputs_first: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
 
     words: Any
     scales: Any
     zero_points: Any
     packing: Words
     inputs: int
+
+    @property
+    def bits(self) -> int:
+        return self.packing.bits
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.zero_points is not None
 
     @property
     def outputs(self) -> int:
@@ -63,10 +72,16 @@ class CompressedBytes:
     """Bytes [outputs, inputs] with a sign, scales and zero points [outputs, groups]; None: these are zero."""
 
     inputs_first: ClassVar[bool] = False
+    signed: ClassVar[bool] = True
+    bits: ClassVar[int] = 8
 
     bytes: Any
     scales: Any
     zero_points: Any
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.zero_points is not None
 
     @property
     def outputs(self) -> int:
@@ -109,6 +124,9 @@ class PairsOfOutputs:
     """
 
     inputs_first: ClassVar[bool] = False
+    signed: ClassVar[bool] = True
+    bits: ClassVar[int] = 4
+    has_zeros: ClassVar[bool] = False
     zeros_shape: ClassVar[list[int]] = []  # files have none
 
     bytes: Any
@@ -152,6 +170,9 @@ class AwqRows:
     """
 
     inputs_first: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
+    has_zeros: ClassVar[bool] = True
+    bits: ClassVar[int] = _FOUR_BITS.bits
 
     words: Any
     scales: Any

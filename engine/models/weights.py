@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig, rows_of_rank
-from quire.engine.models.layers import LayerNorm
+from quire.engine.models.drawn_weights import STD, draw_kept
+from quire.engine.models.layers import NONE_KEPT, LayerNorm
 from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
 from quire.kernels.parallel.ranks import Ranks
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat
 
+Place: TypeAlias = Tensor | QuantisedWeight
 Held = TypeVar("Held")
 
 
@@ -21,17 +25,27 @@ class Weights:
     """Allocates parameters for a model's constructor and knows which checkpoint tensor fills which part.
 
     `places` maps a checkpoint's tensor name to the view that it is copied into: a whole parameter, its slice
-    of a fused one, or its transpose. `shares` says for some of them which part of the tensor that is, and
-    `elsewhere` has the shapes of tensors of which this rank has nothing. `tied` maps a name that a checkpoint
-    may repeat to the name it equals.
+    of a fused one, or its transpose; or to outputs of a weight that is kept in few bits. `shares` says for
+    some of them which part of the tensor that is, and `elsewhere` has the shapes of tensors of which this
+    rank has nothing. `tied` maps a name that a checkpoint may repeat to the name it equals.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, ranks: Ranks | None = None) -> None:
-        """ranks: those that the model is divided among; None: all of it is here."""
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        ranks: Ranks | None = None,
+        kept: Mapping[str, WeightFormat] = NONE_KEPT,
+    ) -> None:
+        """ranks: those that the model is divided among; None: all of it is here.
+
+        kept: formats of weights that stay in few bits, by name: of a product all, or none.
+        """
         self.device = device
         self.dtype = dtype
         self.ranks = ranks
-        self.places: dict[str, Tensor] = {}
+        self.kept = kept
+        self.places: dict[str, Place] = {}
         self.shares: dict[str, Share] = {}
         self.elsewhere: dict[str, tuple[int, ...]] = {}
         self.tied: dict[str, str] = {}
@@ -39,11 +53,11 @@ class Weights:
         self.pair: tuple[str, str] | None = None  # head and embedding, of which files may have one weight
         self.unused: set[str] = set()  # names that a checkpoint may have, of what is not computed
         # What `draw` fills, everything but norms: parameters, and of which larger ones they are a share.
-        self._drawn: list[tuple[Tensor | None, Share | None]] = []
+        self._drawn: list[tuple[Place | None, Share | None]] = []
 
     @property
     def num_bytes(self) -> int:
-        return sum(view.numel() * view.element_size() for view in self.places.values())
+        return sum(place.nbytes for place in self.places.values())
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor of the checkpoint; None if the model has none of that name."""
@@ -125,17 +139,15 @@ class Weights:
             return self.columns(prefix, columns, in_features, bias=bias, transposed=transposed)
         (inputs,), whole = of_columns((Columns(in_features),), self.ranks.rank, self.ranks.size)
         share = Share((out_features, whole), 1, (inputs,))
-        weight = self._matrix(out_features, in_features, share)
-        self._place(f"{name}.weight", *((weight.T, share.transposed) if transposed else (weight, share)))
-        if transposed:
-            self.transposed.add(f"{name}.weight")
+        weight = self._weight(f"{name}.weight", out_features, in_features, share)
+        self._place_matrix(f"{name}.weight", weight, share, transposed=transposed)
         vector = None
         if bias and self.ranks.rank == 0:
             vector = self.places[f"{name}.bias"] = self._allocate(out_features)
         elif bias:
             self.elsewhere[f"{name}.bias"] = (out_features,)
             self._drawn.append((None, Share((out_features,), 0, ())))
-        return Linear(weight, vector, self.ranks)
+        return _linear_of(weight, vector, self.ranks)
 
     def rms_norm(self, name: str, size: int) -> Tensor:
         weight = torch.ones(size, dtype=self.dtype, device=self.device)
@@ -166,19 +178,24 @@ class Weights:
         self.tied["lm_head.weight"] = f"{embedding_name}.weight"
         return embedding
 
-    def draw(self, seed: int) -> Iterable[Tensor]:
+    def draw(self, seed: int) -> Iterable[Place]:
         """Fill with normal noise, std 0.02, the same for a seed; norms stay 1. Yields each one filled.
 
-        Ranks hold the same numbers as one alone would: each matrix is drawn whole, one at a time.
+        Ranks hold the same numbers as one alone would: each matrix is drawn whole, one at a time. What is
+        kept in few bits is rounded to them.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
         for parameter, share in self._drawn:
+            if isinstance(parameter, QuantisedWeight):
+                draw_kept(parameter, share, self.dtype, generator)
+                yield parameter
+                continue
             if share is None:
                 assert parameter is not None
-                yield parameter.normal_(std=0.02, generator=generator)
+                yield parameter.normal_(std=STD, generator=generator)
                 continue
             whole = torch.empty(share.shape, dtype=self.dtype, device=self.device)
-            whole.normal_(std=0.02, generator=generator)
+            whole.normal_(std=STD, generator=generator)
             if parameter is not None:
                 parameter.narrow(share.dim, 0, share.length).copy_(share.of(whole))
                 yield parameter
@@ -198,8 +215,11 @@ class Weights:
         out_features = sum(columns.size for columns in every)
         ranges, whole = of_columns(every, rank, ranks)
         divided = ranks > 1
-        weight = self._matrix(
-            out_features, in_features, Share((whole, in_features), 0, ranges) if divided else None
+        weight = self._weight(
+            f"{prefix}.{next(iter(parts))}.weight",
+            out_features,
+            in_features,
+            Share((whole, in_features), 0, ranges) if divided else None,
         )
         vector = None
         if bias:
@@ -207,25 +227,39 @@ class Weights:
         offset = 0
         for part, columns in parts.items():
             size = sum(each.size for each in columns)
-            rows = weight[offset : offset + size]
+            end = offset + size
+            rows = weight[offset:end] if isinstance(weight, Tensor) else weight.rows(offset, end)
             own, length = of_columns(columns, rank, ranks)
             share = Share((length, in_features), 0, own) if divided else None
             name = f"{prefix}.{part}"
-            if transposed:
-                self._place(f"{name}.weight", rows.T, None if share is None else share.transposed)
-                self.transposed.add(f"{name}.weight")
-            else:
-                self._place(f"{name}.weight", rows, share)
+            self._place_matrix(f"{name}.weight", rows, share, transposed=transposed)
             if vector is not None:
                 share = Share((length,), 0, own) if divided else None
-                self._place(f"{name}.bias", vector[offset : offset + size], share)
-            offset += size
-        return Linear(weight, vector)
+                self._place(f"{name}.bias", vector[offset:end], share)
+            offset = end
+        return _linear_of(weight, vector)
 
-    def _place(self, name: str, view: Tensor, share: Share | None) -> None:
+    def _place(self, name: str, view: Place, share: Share | None) -> None:
         self.places[name] = view
         if share is not None:
             self.shares[name] = share
+
+    def _place_matrix(self, name: str, view: Place, share: Share | None, *, transposed: bool) -> None:
+        if not transposed:
+            self._place(name, view, share)
+            return
+        assert isinstance(view, Tensor)
+        self._place(name, view.T, None if share is None else share.transposed)
+        self.transposed.add(name)
+
+    def _weight(self, name: str, rows: int, columns: int, share: Share | None) -> Place:
+        """Allocate a product's weight, of which `name` is the first that a checkpoint has."""
+        form = self.kept.get(name)
+        if form is None:
+            return self._matrix(rows, columns, share)
+        kept = QuantisedWeight.empty(form, rows, columns, self.device)
+        self._drawn.append((kept, share))
+        return kept
 
     def _matrix(self, rows: int, columns: int, share: Share | None = None) -> Tensor:
         if (
@@ -238,6 +272,12 @@ class Weights:
         parameter = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._drawn.append((parameter, share))
         return parameter
+
+
+def _linear_of(weight: Place, bias: Tensor | None, ranks: Ranks | None = None) -> Linear:
+    if isinstance(weight, Tensor):
+        return Linear(weight, bias, ranks)
+    return cast(Linear, QuantisedLinear(weight, bias, ranks))  # which stands where a linear layer does
 
 
 def _rename(held: dict[str, Held], name: str, new: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.kept_weights import Keep, Kept, saved_bytes
 from quire.kernels.formats.kv_format import KVFormat
 
 SIZES = (1, 2, 4, 8)  # numbers of GPUs that machines have
@@ -21,10 +22,16 @@ class Fit:
     tokens: int
 
 
-def weight_bytes(folder: Path, part: ModelConfig, itemsize: int) -> int:
+def keep_none(part: ModelConfig) -> Kept:
+    """Keep no weights in few bits."""
+    return Kept()
+
+
+def weight_bytes(folder: Path, part: ModelConfig, itemsize: int, keep: Keep = keep_none) -> int:
     """Return the bytes that one rank's weights take, of which `part` is the configuration.
 
-    Raises ValueError where transformers' code of it cannot be divided.
+    keep: which of a native decoder's stay in few bits; others are numbers of `itemsize` bytes. Raises
+    ValueError where transformers' code of it cannot be divided.
     """
     if part.implementation == "transformers":
         from quire.engine.models.general.division.divide import num_elements  # which takes seconds
@@ -32,16 +39,22 @@ def weight_bytes(folder: Path, part: ModelConfig, itemsize: int) -> int:
         return num_elements(folder, part) * itemsize
     matrices = part.vocab_rows * part.embedding_size * (1 if part.tie_word_embeddings else 2)
     positions = 0 if part.rope else part.max_position_embeddings * part.hidden_size
-    return (part.num_layers * part.layer_weights + matrices + positions) * itemsize
+    numbers = part.num_layers * part.layer_weights + matrices + positions
+    return numbers * itemsize - saved_bytes(part, keep(part), itemsize)
 
 
-def fits(folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, budget: int) -> list[Fit]:
-    """Return how the model fits on 1, 2, 4 and 8 ranks, as far as they divide it, of `budget` bytes each."""
+def fits(
+    folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, budget: int, keep: Keep = keep_none
+) -> list[Fit]:
+    """Return how the model fits on 1, 2, 4 and 8 ranks, as far as they divide it, of `budget` bytes each.
+
+    itemsize and keep are as `weight_bytes` has them.
+    """
     found = []
     for ranks in SIZES:
         try:
             part = model.of_rank(ranks)
-            weights = weight_bytes(folder, part, itemsize)
+            weights = weight_bytes(folder, part, itemsize, keep)
         except ValueError:
             continue
         room = max(budget - weights, 0)

@@ -103,7 +103,9 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
     return floats, scales.view(scales.shape if form.dims > 1 else (-1,) * form.dims), numbers
 
 
-def save_quantised(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
+def save_quantised(
+    kind: str, form: Form, folder: Path, sizes: dict[str, Any] | None = None
+) -> tuple[Path, Path]:
     """Save a random model twice: with quantised weights, and with the numbers that those stand for."""
 
     def parts_of(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -112,4 +114,4 @@ def save_quantised(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
         beside = {before + other: torch.tensor(0.25) for other in form.beside}
         return {name: floats, name + form.scale: scales} | beside, numbers
 
-    return save_twice(kind, form.config, parts_of, folder)
+    return save_twice(kind, form.config, parts_of, folder, sizes)

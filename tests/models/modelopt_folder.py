@@ -130,14 +130,18 @@ def parts_by(form: Form, layer: str, weight: Tensor) -> Parts:
     return {f"{layer}.{name}": tensor for name, tensor in found.items()}, numbers
 
 
-def save_modelopt(kind: str, form: Form, folder: Path, told: str = "both") -> tuple[Path, Path]:
+def save_modelopt(
+    kind: str, form: Form, folder: Path, told: str = "both", sizes: dict[str, Any] | None = None
+) -> tuple[Path, Path]:
     """Save a random model twice: with weights as ModelOpt has them, and with the numbers of those.
 
     told: which files say so, `config.json`, `hf_quant_config.json` or both.
     """
-    quantised, plain = save_twice(
-        kind, form.config, lambda name, weight: parts_by(form, name.removesuffix(".weight"), weight), folder
-    )
+
+    def parts_of(name: str, weight: Tensor) -> Parts:
+        return parts_by(form, name.removesuffix(".weight"), weight)
+
+    quantised, plain = save_twice(kind, form.config, parts_of, folder, sizes)
     if told == "hf_quant_config.json":
         configure(quantised, {})
     if told != "config.json":

@@ -219,8 +219,12 @@ def parts_of(layer: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor],
     return {f"{layer}.{name}": tensor for name, tensor in found.items()}, numbers
 
 
-def save_packed(kind: str, form: Form, folder: Path) -> tuple[Path, Path]:
+def save_packed(
+    kind: str, form: Form, folder: Path, sizes: dict[str, Any] | None = None
+) -> tuple[Path, Path]:
     """Save a random model twice: with packed weights, and with the numbers that those stand for."""
-    return save_twice(
-        kind, form.config, lambda name, weight: parts_of(name.removesuffix(".weight"), weight, form), folder
-    )
+
+    def parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        return parts_of(name.removesuffix(".weight"), weight, form)
+
+    return save_twice(kind, form.config, parts, folder, sizes)

@@ -42,10 +42,19 @@ def configure(folder: Path, quantization_config: dict[str, Any], field: str = "q
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: quantization_config}))
 
 
-def save_twice(kind: str, config: dict[str, Any], quantise: Quantise, folder: Path) -> tuple[Path, Path]:
-    """Save a random model with quantised weights and a quantization_config, and with their numbers."""
+def save_twice(
+    kind: str,
+    config: dict[str, Any],
+    quantise: Quantise,
+    folder: Path,
+    sizes: dict[str, Any] | None = None,
+) -> tuple[Path, Path]:
+    """Save a random model with quantised weights and a quantization_config, and with their numbers.
+
+    sizes: in place of those of `MODELS`.
+    """
     quantised, plain = folder / "quantised", folder / "plain"
-    save_tiny(kind, quantised, **MODELS[kind])
+    save_tiny(kind, quantised, **(sizes or MODELS[kind]))
     shutil.copytree(quantised, plain)
     held: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}

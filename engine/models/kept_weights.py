@@ -1,0 +1,152 @@
+"""Which weights of a native decoder stay in few bits on a device, and why others do not.
+
+They are those of its layers' products. A product may have several of a checkpoint's matrices, which must all
+be in the same format. Formats are told by the files' headers, see `stored_weights`, or by config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.float8 import Float8
+from quire.engine.models.layers import PRODUCTS, layer_shape, names_of
+from quire.engine.models.packed import Packed
+from quire.engine.models.quantisation import Measured, Quantised
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.quantised.weight import LINE, WeightFormat
+
+# By names of weights that files have in few bits: in which format one can be kept, or why in none.
+Stored: TypeAlias = Mapping[str, WeightFormat | str]
+BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
+_BITS = {"float8": 8, "int4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """formats: of weights that are kept in few bits, by name. reasons: why others are not, by name."""
+
+    formats: Mapping[str, WeightFormat] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+Keep: TypeAlias = Callable[[ModelConfig], Kept]  # of a rank's part of a model
+Supports: TypeAlias = Callable[[WeightFormat, torch.dtype], bool]  # whether products by them are, in a dtype
+
+
+def bits_of(formats: Mapping[str, WeightFormat]) -> tuple[int, ...]:
+    """Return in how many bits weights are kept."""
+    return tuple(sorted({_BITS[form.codes] for form in formats.values()}))
+
+
+def may_keep(config: ModelConfig) -> bool:
+    """Tell whether a model's layers may have weights in few bits, by its configuration."""
+    decodes = config.implementation == "native" and config.rope is not None  # see `decoder.Decoder`
+    return decodes and isinstance(_weights_of(config.quantised), Float8 | Packed)
+
+
+def keep(part: ModelConfig, stored: Stored, dtype: torch.dtype, supports: Supports) -> Kept:
+    """Choose which weights are kept for products in dtype; `part` is the configuration of a rank."""
+    formats: dict[str, WeightFormat] = {}
+    reasons: dict[str, str] = {}
+    for names, matrix in _products(part, dtype) if stored else ():
+        found = [stored.get(name, stored.get(name.removeprefix(BASE))) for name in names]
+        form = _fused(found, matrix.inputs)
+        if isinstance(form, WeightFormat) and not supports(form, dtype):
+            form = f"no kernels here multiply {str(dtype).removeprefix('torch.')} numbers by them"
+        if isinstance(form, WeightFormat):
+            formats |= dict.fromkeys(names, form)
+        else:
+            reasons |= {name: form for name, each in zip(names, found, strict=True) if each is not None}
+    of_products = formats.keys() | reasons.keys()
+    reasons |= {
+        name: "no product of a layer"
+        for name in stored
+        if name not in of_products and BASE + name not in of_products
+    }
+    return Kept(formats, reasons)
+
+
+def described(config: ModelConfig) -> Stored:
+    """Return how files have weights of layers as far as config.json tells, which need not be there."""
+    if not may_keep(config):
+        return {}
+    quantised = _weights_of(config.quantised)
+    assert isinstance(quantised, Float8 | Packed)
+    inputs_divided = {name for parts in PRODUCTS[1::2] for name in parts}
+    stored: dict[str, WeightFormat | str] = {}
+    for names, matrix in _products(config, torch.bfloat16):
+        divided = any(names[0].endswith(f"{name}.weight") for name in inputs_divided)
+        inputs = matrix.inputs * (config.ranks if divided else 1)
+        stored |= dict.fromkeys(names, _described(quantised, inputs))
+    return stored
+
+
+def saved_bytes(part: ModelConfig, kept: Kept, itemsize: int) -> int:
+    """Return how many bytes fewer a rank's weights take than all in numbers of `itemsize` bytes."""
+    every = (replace(matrix, format=kept.formats.get(names[0], "dense")) for names, matrix in _products(part))
+    return sum(
+        each.elements * itemsize - each.format.num_bytes(each.outputs, each.inputs)
+        for each in every
+        if each.format != "dense"
+    )
+
+
+def of_layers(formats: Mapping[str, WeightFormat], layers: list[int]) -> dict[str, WeightFormat]:
+    """Return the formats of a model that has these layers one after the other."""
+    return {
+        new: formats[old]
+        for at, layer in enumerate(layers)
+        for parts in PRODUCTS
+        for new, old in zip(names_of(at, parts), names_of(layer, parts), strict=True)
+        if old in formats
+    }
+
+
+def _products(part: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[list[str], Matrix]]:
+    """Yield the weights' names of each product of each layer, and what a rank has of it."""
+    for layer in range(part.num_layers):
+        shape = layer_shape(part, layer, dtype)
+        for parts, matrix in zip(PRODUCTS, (shape.qkv, shape.output, shape.up, shape.down), strict=True):
+            assert matrix is not None
+            yield names_of(layer, parts), matrix
+
+
+def _fused(found: list[WeightFormat | str | None], inputs: int) -> WeightFormat | str:
+    """Return the format of a product with weights in these, of which a rank has so many inputs."""
+    forms = [each for each in found if isinstance(each, WeightFormat)]
+    if reasons := [each for each in found if isinstance(each, str)]:
+        return reasons[0]
+    if len(forms) != len(found):
+        return "next to weights that are not quantised"
+    scales = {each.scales for each in forms}
+    common = scales.pop() if len(scales) == 1 else torch.float32
+    zero_points = any(each.zero_points for each in forms)
+    form, *others = {replace(each, scales=common, zero_points=zero_points) for each in forms}
+    if others:
+        return "next to weights in other groups"
+    if form.group % 64:
+        return f"groups of {form.group}"
+    return form if form.takes(inputs) else f"{inputs} inputs, no multiple of {max(form.group, LINE)}"
+
+
+def _described(quantised: Float8 | Packed, inputs: int) -> WeightFormat | str:
+    if isinstance(quantised, Packed):
+        if 4 not in quantised.bits:
+            return " and ".join(map(str, quantised.bits)) + " bits"
+        if quantised.form == "modelopt":
+            return "factors of inputs"
+        group = quantised.groups[0]
+        return WeightFormat("int4", group if group < inputs else 0, quantised.zero_points, torch.bfloat16)
+    if quantised.powers:
+        return "scales that are powers of two"
+    group = 0 if quantised.row or quantised.matrix or quantised.block is None else quantised.block.columns
+    return WeightFormat("float8", group if group < inputs else 0, False, torch.bfloat16)
+
+
+def _weights_of(quantised: Quantised | None) -> Quantised | None:
+    return quantised.weights if isinstance(quantised, Measured) else quantised

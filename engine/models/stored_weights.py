@@ -1,0 +1,52 @@
+"""In which formats a folder's files have the weights of layers, by their headers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.expansion import expand_files
+from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.kept_weights import Keep, Stored, Supports, described, keep, may_keep
+from quire.engine.models.packed_files import PackedTensor
+from quire.engine.models.weight_files import open_weights, weight_files
+
+
+def stored_in(files: list[Any], config: ModelConfig) -> Stored:
+    """Return the formats of weights in files that `expand_files` gave, where a model may keep them.
+
+    Of GPTQ's, which group each input is in is read too. Raises ValueError where there is none of a group.
+    """
+    if not may_keep(config):
+        return {}
+    tensors = ((name, file.get_slice(name)) for file in files for name in file.offset_keys())
+    found = {name: each for name, each in tensors if isinstance(each, Float8Tensor | PackedTensor)}
+    if config.adapter is not None:
+        return dict.fromkeys(found, "an adapter is merged into them")
+    return {name: each.kept_format for name, each in found.items()}
+
+
+def keep_in_folder(
+    folder: Path, model: ModelConfig, dtype: torch.dtype, supports: Supports, *, dummy: bool = False
+) -> Keep:
+    """Return what chooses which of a folder's weights are kept; dummy: those are drawn, and none read."""
+    stored = _stored_in_folder(folder, model, dummy=dummy)
+    return partial(keep, stored=stored, dtype=dtype, supports=supports)
+
+
+def _stored_in_folder(folder: Path, config: ModelConfig, *, dummy: bool) -> Stored:
+    """Return the formats of a folder's weights; of those that are not here, or drawn, by config.json."""
+    if not may_keep(config):
+        return {}
+    try:
+        opened = [] if dummy else [open_weights(path) for path in weight_files(folder)]
+    except ValueError:  # not here yet, or not whole, which is told where they are loaded
+        opened = []
+    if not opened:
+        return described(config)
+    files = expand_files(opened, config.quantised, torch.float32, torch.device("cpu"))
+    return stored_in(files, config)
