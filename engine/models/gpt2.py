@@ -9,7 +9,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.plain_block import Block
 from quire.engine.models.vocabulary import embed
-from quire.engine.models.weights import Weights
+from quire.engine.models.weights import Weights, dense
 from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
@@ -43,13 +43,13 @@ class GPT2:
         qkv, up = {"c_attn": (heads, heads, heads)}, {"c_fc": (Columns(inner),)}
         return Block(
             attention_norm=weights.layer_norm(f"{name}.ln_1", hidden, eps),
-            qkv=weights.columns(f"{name}.attn", qkv, hidden, bias=True, transposed=True),
+            qkv=dense(weights.columns(f"{name}.attn", qkv, hidden, bias=True, transposed=True)),
             attention=attention_layer(config, layer),
-            output=weights.rows(f"{name}.attn.c_proj", hidden, heads.size, bias=True, transposed=True),
+            output=dense(weights.rows(f"{name}.attn.c_proj", hidden, heads.size, bias=True, transposed=True)),
             mlp_norm=weights.layer_norm(f"{name}.ln_2", hidden, eps),
-            up=weights.columns(f"{name}.mlp", up, hidden, bias=True, transposed=True),
+            up=dense(weights.columns(f"{name}.mlp", up, hidden, bias=True, transposed=True)),
             activation=ACTIVATIONS[config.activation],
-            down=weights.rows(f"{name}.mlp.c_proj", hidden, inner, bias=True, transposed=True),
+            down=dense(weights.rows(f"{name}.mlp.c_proj", hidden, inner, bias=True, transposed=True)),
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:

@@ -9,7 +9,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.layers import ACTIVATIONS, LayerPlans, attention_layer, layer_shapes
 from quire.engine.models.plain_block import Block
 from quire.engine.models.vocabulary import embed
-from quire.engine.models.weights import Weights
+from quire.engine.models.weights import Weights, dense
 from quire.engine.parallel.share import Columns
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
@@ -37,8 +37,8 @@ class OPT:
         self.positions = weights.embedding(f"{name}.embed_positions", rows, hidden)[POSITION_OFFSET:]
         self.project_in = self.project_out = None
         if size != hidden:
-            self.project_in = weights.linear(name, {"project_in": hidden}, size, bias=False)
-            self.project_out = weights.linear(name, {"project_out": size}, hidden, bias=False)
+            self.project_in = dense(weights.linear(name, {"project_in": hidden}, size, bias=False))
+            self.project_out = dense(weights.linear(name, {"project_out": size}, hidden, bias=False))
         self.layers = [self._layer(weights, layer) for layer in range(config.num_layers)]
         self.plans = LayerPlans(layer_shapes(config, weights.dtype), weights.device, plan_attention)
         self.final_norm = None
@@ -61,13 +61,15 @@ class OPT:
         qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), (heads,))
         return Block(
             attention_norm=weights.layer_norm(f"{name}.self_attn_layer_norm", hidden, eps, affine=affine),
-            qkv=weights.columns(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias),
+            qkv=dense(weights.columns(f"{name}.self_attn", qkv, hidden, bias=config.qkv_bias)),
             attention=attention_layer(config, layer),
-            output=weights.rows(f"{name}.self_attn.out_proj", hidden, heads.size, bias=config.output_bias),
+            output=dense(
+                weights.rows(f"{name}.self_attn.out_proj", hidden, heads.size, bias=config.output_bias)
+            ),
             mlp_norm=weights.layer_norm(f"{name}.final_layer_norm", hidden, eps, affine=affine),
-            up=weights.columns(name, {"fc1": (Columns(inner),)}, hidden, bias=config.mlp_bias),
+            up=dense(weights.columns(name, {"fc1": (Columns(inner),)}, hidden, bias=config.mlp_bias)),
             activation=ACTIVATIONS[config.activation],
-            down=weights.rows(f"{name}.fc2", hidden, inner, bias=config.mlp_bias),
+            down=dense(weights.rows(f"{name}.fc2", hidden, inner, bias=config.mlp_bias)),
         )
 
     def forward(self, batch: ForwardBatch, cache: list[LayerCache]) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.operations import Hidden
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import AnyLinear, Hidden
 from quire.kernels.plan import LayerOps
 
 
@@ -30,8 +30,8 @@ class MLP(Protocol):
 class GatedMLP:
     """down(silu(gate) · up)."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix]:
@@ -46,9 +46,9 @@ class GatedMLP:
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
     input_norm: Tensor
-    qkv: Linear
+    qkv: AnyLinear
     attention: AttentionLayer
-    output: Linear
+    output: AnyLinear
     mlp_norm: Tensor
     mlp: MLP
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from quire.engine.models.drawn_weights import STD, draw_kept
 from quire.engine.models.layers import NONE_KEPT, LayerNorm
 from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import AnyLinear
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat
@@ -93,7 +94,7 @@ class Weights:
         self._place(f"{name}.weight", weight[: end - begin], share)
         return weight
 
-    def linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> Linear:
+    def linear(self, prefix: str, parts: dict[str, int], in_features: int, *, bias: bool) -> AnyLinear:
         """Fuse projections of one input into one: `parts` maps each one's name to its output size, in order.
 
         Every rank has all of it.
@@ -109,7 +110,7 @@ class Weights:
         *,
         bias: bool,
         transposed: bool = False,
-    ) -> Linear:
+    ) -> AnyLinear:
         """Fuse projections of one input into one, whose outputs are divided among the ranks.
 
         parts: maps each one's name to its outputs, or to several that stand one after the other in it.
@@ -128,7 +129,7 @@ class Weights:
         *,
         bias: bool,
         transposed: bool = False,
-    ) -> Linear:
+    ) -> AnyLinear:
         """Return a projection whose inputs are divided among the ranks: this one has `in_features` of them.
 
         Rank 0 has the bias.
@@ -210,7 +211,7 @@ class Weights:
         *,
         bias: bool,
         transposed: bool,
-    ) -> Linear:
+    ) -> AnyLinear:
         every = tuple(columns for part in parts.values() for columns in part)
         out_features = sum(columns.size for columns in every)
         ranges, whole = of_columns(every, rank, ranks)
@@ -274,10 +275,16 @@ class Weights:
         return parameter
 
 
-def _linear_of(weight: Place, bias: Tensor | None, ranks: Ranks | None = None) -> Linear:
+def _linear_of(weight: Place, bias: Tensor | None, ranks: Ranks | None = None) -> AnyLinear:
     if isinstance(weight, Tensor):
         return Linear(weight, bias, ranks)
-    return cast(Linear, QuantisedLinear(weight, bias, ranks))  # which stands where a linear layer does
+    return QuantisedLinear(weight, bias, ranks)
+
+
+def dense(layer: AnyLinear) -> Linear:
+    """Return a layer of a model whose weights are never kept in few bits."""
+    assert isinstance(layer, Linear)
+    return layer
 
 
 def _rename(held: dict[str, Held], name: str, new: str) -> None:

@@ -70,7 +70,7 @@ def _kernel(
 
 
 def expand(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
-    """Return the numbers [outputs, inputs] that a weight stands for, as `expand_reference` does, in 16 bits."""
+    """Return the numbers [outputs, inputs] that a weight stands for, in 16 bits."""
     if dtype not in DTYPES:
         raise ValueError(f"codes become bfloat16 or float16, not {dtype}")
     outputs, inputs = weight.shape

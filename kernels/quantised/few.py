@@ -14,10 +14,13 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
+from quire.kernels.linear.linear import Matrix
 from quire.kernels.quantised.decode import floats_of, integers_of
+from quire.kernels.quantised.expand import DTYPES
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
-MOST_TOKENS = 16
+MOST_TOKENS = 16  # of a launch
+MOST_READ = 4.0  # bytes a number: more launches would read more than expanding the weight reads and writes
 ROWS = 16  # outputs of a program, each a row of the weight
 AHEAD_BYTES, AHEAD_BYTES_OF_GATE = 1024, 256  # of a row that a warp has asked for, of a gate and an up each
 X_AHEAD = 2  # lines of tokens that a warp has asked for
@@ -233,13 +236,26 @@ def quantised_of_few(
     gated: bool,
     added: bool,
 ) -> None:
-    """Compute out [T, N] of x [T, K], T up to MOST_TOKENS, as `linear.skinny.linear_of_few` does."""
+    """Compute out [T, N] of x [T, K], as `linear.skinny.linear_of_few` does, MOST_TOKENS at a time."""
+    if out.shape[1] % ROWS:
+        raise ValueError(f"this is for a multiple of {ROWS} outputs; got {out.shape[1]}")
+    for begin in range(0, len(x), MOST_TOKENS):
+        some = slice(begin, begin + MOST_TOKENS)
+        _launch(out[some], x[some], weight, bias, norm, eps, gated=gated, added=added)
+
+
+def _launch(
+    out: Tensor,
+    x: Tensor,
+    weight: QuantisedWeight,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    *,
+    gated: bool,
+    added: bool,
+) -> None:
     (tokens, columns), outputs = x.shape, out.shape[1]
-    if tokens > MOST_TOKENS or outputs % ROWS:
-        raise ValueError(
-            f"this is for up to {MOST_TOKENS} tokens and a multiple of {ROWS} outputs; got {tokens} tokens "
-            f"and {outputs} outputs"
-        )
     floats = weight.format.codes == "float8"
     _kernel[(outputs // ROWS,)](
         out, x, weight.codes, weight.scales, weight.zeros, bias, norm, eps, tokens,
@@ -261,6 +277,11 @@ def warps_of(*, gated: bool, normed: bool) -> int:
     return 4 if gated or normed else 8
 
 
-def suits(weight_outputs: int, dtype: torch.dtype, *, gated: bool) -> bool:
+def suits(matrix: Matrix, dtype: torch.dtype, *, gated: bool) -> bool:
     """Tell whether a weight's outputs and tokens of a dtype are what `quantised_of_few` takes."""
-    return weight_outputs % (2 * ROWS if gated else ROWS) == 0 and dtype in (torch.bfloat16, torch.float16)
+    return matrix.outputs % (2 * ROWS if gated else ROWS) == 0 and dtype in DTYPES
+
+
+def most_tokens(form: WeightFormat) -> int:
+    """Return up to how many tokens are quicker here than by an expanded weight."""
+    return int(MOST_READ / form.num_bytes(1, LINE) * LINE) * MOST_TOKENS

@@ -40,10 +40,12 @@ def _tiles(case: Product, *, gated: bool = False, divided: bool = False) -> Tili
 
 
 def _of_few(case: Product, *, gated: bool = False) -> bool:
+    form = case.weight.format
     return (
-        case.gpu.has_kernels
-        and 0 < case.tokens <= few.MOST_TOKENS
-        and few.suits(case.weight.outputs, case.dtype, gated=gated)
+        form != "dense"
+        and case.gpu.has_kernels
+        and 0 < case.tokens <= few.most_tokens(form)
+        and few.suits(case.weight, case.dtype, gated=gated)
     )
 
 
