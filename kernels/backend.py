@@ -41,7 +41,7 @@ from quire.kernels.pointwise.norm import (
     rms_norm_reference,
 )
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
-from quire.kernels.recurrence.operations import SERVED, Recurrences
+from quire.kernels.recurrence.operations import KERNELS, Recurrences
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -133,5 +133,5 @@ def triton_backend() -> Backend:
         logprobs_of_all,
         masses_of_part,
         narrow,
-        SERVED,
+        KERNELS,
     )

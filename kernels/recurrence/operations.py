@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,11 +15,9 @@ from quire.kernels.recurrence.state_space import state_space_scan, state_space_s
 
 @dataclass(frozen=True, slots=True)
 class Recurrences:
-    """None: there is nothing for it that may be served."""
-
     convolve: Callable[..., Tensor]
     gated_delta_rule: Callable[..., Tensor]
-    state_space_scan: Callable[..., Tensor] | None
+    state_space_scan: Callable[..., Tensor]
     selective_scan: Callable[..., Tensor]
 
 
@@ -27,6 +25,3 @@ KERNELS = Recurrences(convolve, gated_delta_rule, state_space_scan, selective_sc
 REFERENCES = Recurrences(
     convolve_reference, gated_delta_rule_reference, state_space_scan_reference, selective_scan_reference
 )
-# Mamba 2's chunks gave wrong numbers on an H200 in bf16. What is thought to be the cause is gone, but they
-# have not run on a GPU since.
-SERVED = replace(KERNELS, state_space_scan=None)

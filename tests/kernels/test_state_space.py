@@ -15,7 +15,7 @@ from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
 NO_LIMIT = (0.0, float("inf"))
 BLOCKS = 12
 SPARE = BLOCKS - 1
-# Of kernels whose products round tokens' fp32 weights: tf32 for fp16, two parts for bf16.
+# Of kernels whose products round tokens' fp32 weights to tf32, for 16 bits.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-3}
 
 

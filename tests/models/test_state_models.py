@@ -59,7 +59,6 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
 ) -> None:
     save_tiny("mamba2", tmp_path)
     scan = REFERENCES.state_space_scan
-    assert scan is not None
     wrong = replace(REFERENCES, state_space_scan=lambda x, dt, *others: scan(x, 2 * dt, *others))
     for recurrences, takes_pieces in ((REFERENCES, False), (wrong, True)):
         backend = replace(torch_backend(), recurrences=recurrences)
@@ -67,16 +66,6 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
         model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=64)
         assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
-
-
-def test_what_there_is_nothing_for_is_left_to_transformers_code(tmp_path: Path) -> None:
-    for kind, takes_pieces in (("mamba2", True), ("lfm2", False)):
-        save_tiny(kind, tmp_path / kind)
-        config, _ = in_blocks(read_model(tmp_path / kind), None, FP32, torch.float32)
-        backend = replace(torch_backend(), recurrences=replace(REFERENCES, state_space_scan=None))
-        given = (tmp_path / kind, config, backend)
-        model, _ = load_model(*given, device="cpu", dtype=torch.float32, max_model_len=64)
-        assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
 
 
 def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_path: Path) -> None:

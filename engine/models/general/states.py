@@ -79,7 +79,7 @@ def give_states(
     for at, layer in enumerate(layers):
         module = modules[layer.name]
         kind = (type(module), layer.parts)
-        if recurrences is None or not is_known(module, layer, recurrences):
+        if recurrences is None or not is_known(module, layer):
             proved[kind] = False
         elif kind not in proved:
             proved[kind] = is_proved(module, layer, recurrences, hidden)
