@@ -57,7 +57,7 @@ class StepStates:
             batch = self._groups[group]
             if self._chunks is None and batch.prefill is not None:
                 self._chunks = chunks_of(batch.prefill, len(batch.tokens), cache.block_size)
-            self._steps[group] = state_step(batch, self._chunks, cache.block_size, cache.spare)
+            self._steps[group] = state_step(batch, self._chunks, cache.block_size)
         return self._steps[group], cache.layers[layer]
 
 
