@@ -15,7 +15,9 @@ from tests.models.any_model import compare
 RECURRENCES = REFERENCES if HAS_GPU else triton_backend().recurrences
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba", "lfm2"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3_next", "qwen3_5_text", "kimi_linear", "nemotron_h", "falcon_mamba", "lfm2"]
+)
 def test_logits_equal_transformers(kind: str, tmp_path: Path) -> None:
     verdict = compare(kind, tmp_path, recurrences=RECURRENCES)
     assert verdict.outcome == "equal", verdict.detail

@@ -7,16 +7,15 @@ apart, as they do in a cache, and have NaN until states are left there, so that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from quire.engine.models.general.proof import alike, noise
 from quire.engine.models.general.stateful import CacheOfStates, Called
-from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.kernels.formats.state_spec import LayerStates
-from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS, StateStep
 
 _NOBODYS = 6  # the last block: of what pads
@@ -31,17 +30,20 @@ _CHUNKS = (
 _DECODES = (((1, 2), (1, 4), (3, 3), (NO_STATE, PADS)), ((2, 2), (4, 5), (3, 3), (NO_STATE, PADS)))
 _PROMPT = sum(tokens for tokens, *_ in _CHUNKS)
 _TIMES = 4.0  # what rounding leaves of one operation: here are several
+Step: TypeAlias = tuple[StateStep, Sequence[Tensor]]  # and the states of a module
+# Makes what stands for a module's `forward`, of the module and what tells it the step.
+StandIn: TypeAlias = Callable[[nn.Module, Callable[[], Step | None]], Callable[..., Any]]
 
 
 @torch.inference_mode()
-def is_proved(module: nn.Module, layer: LayerStates, recurrences: Recurrences, hidden: int) -> bool:
-    """Return whether kernels give what a module's own code does, of noise [tokens, hidden], on its device."""
+def is_proved(module: nn.Module, layer: LayerStates, stand_in: StandIn, hidden: int) -> bool:
+    """Return whether what stands in for a module gives what its own code does, of noise [tokens, hidden]."""
     weight = next(module.parameters())
     sizes = [1 + _PROMPT, *map(len, _DECODES)]
     given = noise(sum(sizes), hidden, weight)[None].split(sizes, dim=1)
     try:
         theirs = _by_own_code(module, given)
-        ours = _by_kernels(module, layer, recurrences, given)
+        ours = _by_kernels(module, layer, stand_in, given)
         return ours is not None and all(map(_agree, ours, theirs))
     except torch.AcceleratorError:  # nothing more can be computed
         raise
@@ -73,7 +75,7 @@ def _by_own_code(module: nn.Module, given: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _by_kernels(
-    module: nn.Module, layer: LayerStates, recurrences: Recurrences, given: Sequence[Tensor]
+    module: nn.Module, layer: LayerStates, stand_in: StandIn, given: Sequence[Tensor]
 ) -> list[Tensor] | None:
     """Return what kernels give; None if they wrote where nothing is to be left."""
     device = given[0].device
@@ -84,11 +86,16 @@ def _by_kernels(
     ]
     states = [each[1:, 1] for each in memory]
     results = [
-        _of_step(module, recurrences, step, states, tokens)
+        _of_step(module, stand_in, (step, states), tokens)
         for step, tokens in zip(_steps(device), given, strict=True)
     ]
     others = [part for each in memory for part in (each[0], each[:, 0], each[-1])]
     return results if all(bool(each.isnan().all()) for each in others) else None
+
+
+def _of_step(module: nn.Module, stand_in: StandIn, step: Step, tokens: Tensor) -> Tensor:
+    result: Tensor = stand_in(module, lambda: step)(hidden_states=tokens)
+    return result
 
 
 def _steps(device: torch.device) -> list[StateStep]:
@@ -110,11 +117,3 @@ def _steps(device: torch.device) -> list[StateStep]:
             StateStep(before, after, chunks[:0]) if steps else StateStep(before, after, chunks, used)
         )
     return steps
-
-
-def _of_step(
-    module: nn.Module, recurrences: Recurrences, step: StateStep, states: Sequence[Tensor], tokens: Tensor
-) -> Tensor:
-    whole = WholeStepModule(module, recurrences, lambda: (step, states))
-    result: Tensor = whole(hidden_states=tokens)
-    return result

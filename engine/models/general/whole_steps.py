@@ -71,8 +71,8 @@ class WholeStepModule:
 
     def __init__(
         self,
-        module: nn.Module,
         recurrences: Recurrences,
+        module: nn.Module,
         step: Callable[[], tuple[StateStep, Sequence[Tensor]] | None],
     ) -> None:
         self._called = Called(module)
