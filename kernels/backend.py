@@ -44,7 +44,7 @@ from quire.kernels.pointwise.norm import (
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
 from quire.kernels.quantised.supports import keeps, keeps_none
 from quire.kernels.quantised.weight import WeightFormat
-from quire.kernels.recurrence.operations import SERVED, Recurrences
+from quire.kernels.recurrence.operations import KERNELS, Recurrences
 from quire.kernels.sampling.logprobs import logprobs, logprobs_reference
 from quire.kernels.sampling.masks import mask_tokens, mask_tokens_reference
 from quire.kernels.sampling.part_logprobs import (
@@ -137,6 +137,6 @@ def triton_backend() -> Backend:
         logprobs_of_all,
         masses_of_part,
         narrow,
-        SERVED,
+        KERNELS,
         keeps,
     )

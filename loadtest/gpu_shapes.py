@@ -32,14 +32,14 @@ from quire.loadtest.command import command_parser, parse_for_cuda, write_json
 from quire.loadtest.model_configs import write_model_folder
 from quire.loadtest.offline.bench import requests
 from quire.loadtest.offline.roofline import Ceilings, measure_ceilings, needs_of
-from quire.loadtest.shape_configs import DENSE, EXPERTS, OTHERS
+from quire.loadtest.shape_configs import DENSE, EXPERTS, OTHERS, QUANTISED
 from quire.loadtest.workloads import Work
 
 ROWS = "1,8,256"
 PROMPT, STEPS = 512, 64  # tokens of each sequence, and steps that are timed
 RUNS = 3
 GRID = {**DENSE, **EXPERTS}
-CONFIGS = {**GRID, **OTHERS}
+CONFIGS = {**GRID, **OTHERS, **QUANTISED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,18 @@ OTHERS: dict[str, dict[str, Any]] = {
     "qwen3-14b": CONFIGS["qwen3-14b"],
 }
 
+# Weights in few bits, as folders have them: 8-bit floats of rows and of blocks, integers of 4 bits in groups.
+_FLOAT8_ROWS = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+_FLOAT8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+_INT4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+QUANTISED: dict[str, dict[str, Any]] = {
+    "llama-8b-float8": {**CONFIGS["llama-8b"], "quantization_config": _FLOAT8_ROWS},
+    "llama-8b-int4": {**CONFIGS["llama-8b"], "quantization_config": _INT4},
+    "qwen3-4b-float8-blocks": {**DENSE["qwen3-4b"], "quantization_config": _FLOAT8_BLOCKS},
+    "qwen2.5-7b-int4": {**DENSE["qwen2.5-7b"], "quantization_config": _INT4},
+    "llama-70b-int4": {**CONFIGS["llama-70b"], "quantization_config": _INT4},
+}
+
 # Layer norms, and MLPs of two products without a gate.
 UNGATED: dict[str, dict[str, Any]] = {
     "starcoder2-3b": DENSE["starcoder2-3b"],

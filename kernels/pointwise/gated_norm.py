@@ -32,7 +32,13 @@ class GatedNorm:
 
 
 def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """Normalise x [T, H] with a gate [T, H], both with strided rows, in fp32 -> [T, H] in x's dtype."""
+    """Normalise x [T, H] with a gate [T, H] in fp32 -> [T, H] in x's dtype.
+
+    Rows may be strided; numbers of a row that are not next to each other are copied first. Raise ValueError
+    if shapes do not fit together.
+    """
+    _check(x, gate, norm)
+    x, gate = (each if each.stride(1) == 1 else each.contiguous() for each in (x, gate))
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tokens, hidden = x.shape
     if tokens:
@@ -49,6 +55,7 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
 
 def gated_norm_reference(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     """Do the same as `gated_norm` in plain torch."""
+    _check(x, gate, norm)
     factor = gate.float().sigmoid()
     if norm.activation == "silu":
         factor *= gate.float()
@@ -57,6 +64,17 @@ def gated_norm_reference(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + norm.eps)
     normed = (grouped * scale).view(x.shape) * norm.weight.float()
     return (normed if norm.gate_first else normed * factor).to(x.dtype)
+
+
+def _check(x: Tensor, gate: Tensor, norm: GatedNorm) -> None:
+    columns = len(norm.weight)
+    if x.dim() != 2 or gate.shape != x.shape or x.shape[1] != columns or columns % norm.groups:
+        raise ValueError(
+            f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(norm.weight.shape)} and "
+            f"{norm.groups} groups do not fit: expected [T, H] twice, [H], and groups that divide H"
+        )
+    if not norm.weight.is_contiguous():
+        raise ValueError(f"the weight's stride is {norm.weight.stride(0)}: expected it contiguous")
 
 
 # Before kernels ahead have ended, see `kernels.launch`.

@@ -54,11 +54,8 @@ def convolve_reference(
     """Do the same as `convolve` in plain torch, one token after the other; what is undefined there is 0."""
     _check(x, weight, bias, state)
     out, inputs = torch.zeros(x.shape, dtype=x.dtype, device=x.device), weight.shape[1]
-    ends = zip(step.before.tolist(), step.after.tolist(), strict=True)
     newest = nothing = torch.zeros_like(state[:1]).sum(0)  # also if there are no blocks
-    for first, tokens, before, after in [(i, 1, *each) for i, each in enumerate(ends)] + step.chunks.tolist():
-        if tokens == 0:
-            continue
+    for first, tokens, before, after in step.in_order():
         if before != CARRIED:
             newest = nothing if before == NO_STATE else state[before]
         for token in range(first, first + tokens):
@@ -133,6 +130,9 @@ def _decode_kernel(
     token = tl.program_id(1).to(tl.int64)
     before = tl.load(before_ptr + token).to(tl.int64)
     after = tl.load(after_ptr + token).to(tl.int64)
+    if after < 0:  # it pads
+        tl.store(out_ptr + token * CHANNELS + channel, 0.0, there)
+        return
     x = tl.load(x_ptr + token * x_stride + channel, there, other=0.0)
     own = state_ptr + before * state_stride
     places = channel[:, None] * KEPT + place[None, :]

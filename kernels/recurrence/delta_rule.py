@@ -74,12 +74,7 @@ def gated_delta_rule_reference(
     decay = decay[..., None, None] if g.dim() == 2 else decay[..., None]
     zeros = torch.zeros_like(state[0])
     held = zeros
-    ones = [
-        (i, 1, *ends) for i, ends in enumerate(zip(step.before.tolist(), step.after.tolist(), strict=True))
-    ]
-    for first, tokens, before, after in ones + step.chunks.tolist():
-        if tokens == 0:
-            continue
+    for first, tokens, before, after in step.in_order():
         if before != CARRIED:
             held = zeros if before == NO_STATE else state[before].clone()
         for i in range(first, first + tokens):
@@ -141,6 +136,9 @@ def _decode_kernel(
     places = head * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
     before = tl.load(before_ptr + row).to(tl.int64)
     after = tl.load(after_ptr + row).to(tl.int64)
+    if after < 0:  # it pads
+        tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, 0.0, in_value)
+        return
     state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
     of_head = head // GROUP * KEY_DIM + key
     q = tl.load(q_ptr + row * q_stride + of_head, in_key, other=0.0).to(tl.float32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from quire.kernels.recurrence.convolution import convolve, convolve_reference
+from quire.kernels.recurrence.delta_gates import delta_gates, delta_gates_reference
 from quire.kernels.recurrence.delta_rule import gated_delta_rule, gated_delta_rule_reference
 from quire.kernels.recurrence.selective_scan import selective_scan, selective_scan_reference
 from quire.kernels.recurrence.state_space import state_space_scan, state_space_scan_reference
@@ -15,18 +16,18 @@ from quire.kernels.recurrence.state_space import state_space_scan, state_space_s
 
 @dataclass(frozen=True, slots=True)
 class Recurrences:
-    """None: there is nothing for it that may be served."""
-
     convolve: Callable[..., Tensor]
+    delta_gates: Callable[..., tuple[Tensor, Tensor]]
     gated_delta_rule: Callable[..., Tensor]
-    state_space_scan: Callable[..., Tensor] | None
+    state_space_scan: Callable[..., Tensor]
     selective_scan: Callable[..., Tensor]
 
 
-KERNELS = Recurrences(convolve, gated_delta_rule, state_space_scan, selective_scan)
+KERNELS = Recurrences(convolve, delta_gates, gated_delta_rule, state_space_scan, selective_scan)
 REFERENCES = Recurrences(
-    convolve_reference, gated_delta_rule_reference, state_space_scan_reference, selective_scan_reference
+    convolve_reference,
+    delta_gates_reference,
+    gated_delta_rule_reference,
+    state_space_scan_reference,
+    selective_scan_reference,
 )
-# Mamba 2's chunks gave wrong numbers on an H200 in bf16. What is thought to be the cause is gone, but they
-# have not run on a GPU since.
-SERVED = replace(KERNELS, state_space_scan=None)

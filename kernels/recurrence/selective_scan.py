@@ -80,14 +80,13 @@ def selective_scan_reference(
 ) -> Tensor:
     """Do the same as `selective_scan` in plain torch, token by token; what is undefined there is 0 here."""
     _check(x, dt, A, B, C, D, z, delta_bias, state)
+    x, dt, B, C = (each.contiguous() for each in (x, dt, B, C))  # strides change torch's last bits
+    z = None if z is None else z.contiguous()
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     steps = dt.float() if delta_bias is None else dt.float() + delta_bias.float()
     steps = F.softplus(steps) if delta_softplus else steps
-    ends = zip(step.before.tolist(), step.after.tolist(), strict=True)
     now = nothing = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
-    for first, tokens, before, after in [(i, 1, *each) for i, each in enumerate(ends)] + step.chunks.tolist():
-        if tokens == 0:
-            continue
+    for first, tokens, before, after in step.in_order():
         if before != CARRIED:
             now = nothing if before == NO_STATE else state[before]
         for token in range(first, first + tokens):

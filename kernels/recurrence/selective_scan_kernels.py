@@ -103,6 +103,9 @@ def decode_kernel(
     token = tl.program_id(1).to(tl.int64)
     before = tl.load(before_ptr + token).to(tl.int64)
     after = tl.load(after_ptr + token).to(tl.int64)
+    if after < 0:  # it pads
+        tl.store(out_ptr + token * CHANNELS + channel, 0.0, there)
+        return
     places = channel[:, None] * COLUMNS + column[None, :]
     whole = there[:, None] & inside[None, :]
     state = tl.load(state_ptr + before * state_stride + places, whole & (before >= 0), other=0.0)

@@ -42,7 +42,8 @@ def state_space_scan(
     Of each head, S [P, N] = exp(d A) S + d x B^T gives S C + D x, where d is softplus(dt + dt_bias) within
     dt_limit. dt [T, H], A [H] in fp32 and negative, B and C [T, G, N], of which each serves H / G heads next
     to each other, D and dt_bias [H]; state [blocks, H, P, N], which is computed in fp32 and may be held in 16
-    bits. What tokens of no chunk get is undefined. Raise ValueError if shapes do not fit together.
+    bits. Tokens of no decode and no chunk get no output: what is there is undefined. Raise ValueError if
+    shapes or dtypes do not fit together.
     """
     _check(x, B, C, state)
     x, B, C = _dense(x), _dense(B), _dense(C)
@@ -85,31 +86,21 @@ def state_space_scan_reference(
     state: Tensor,
     step: StateStep,
 ) -> Tensor:
-    """Do the same as `state_space_scan` in plain torch, one token after the other."""
+    """Do the same as `state_space_scan` in plain torch, token by token; what is undefined there is 0 here."""
     sharing = x.shape[1] // B.shape[1]
     steps = F.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias.float()).clamp(*dt_limit)
     decays, added = torch.exp(steps * A.float()), steps[..., None] * x.float()
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-
-    def go_on(now: Tensor, token: int) -> Tensor:
-        wide = B[token].float().repeat_interleave(sharing, 0)
-        now = decays[token, :, None, None] * now + added[token, :, :, None] * wide[:, None]
-        out[token] = (now * C[token].float().repeat_interleave(sharing, 0)[:, None]).sum(-1)
-        if D is not None:
-            out[token] += D.float()[:, None] * x[token].float()
-        return now
-
-    nothing = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
-    for token, (before, after) in enumerate(zip(step.before.tolist(), step.after.tolist(), strict=True)):
-        state[after] = go_on(nothing if before == NO_STATE else state[before].float(), token).to(state.dtype)
-    now = nothing
-    for first, tokens, before, after in step.chunks.tolist():
-        if tokens == 0:
-            continue
+    now = nothing = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
+    for first, tokens, before, after in step.in_order():
         if before != CARRIED:
             now = nothing if before == NO_STATE else state[before].float()
         for token in range(first, first + tokens):
-            now = go_on(now, token)
+            wide = B[token].float().repeat_interleave(sharing, 0)
+            now = decays[token, :, None, None] * now + added[token, :, :, None] * wide[:, None]
+            out[token] = (now * C[token].float().repeat_interleave(sharing, 0)[:, None]).sum(-1)
+            if D is not None:
+                out[token] += D.float()[:, None] * x[token].float()
         now = now.to(state.dtype).float()  # else it would matter where a step ends
         if after >= 0:
             state[after] = now.to(state.dtype)
@@ -187,6 +178,9 @@ def _decode_kernel(
     token = tl.program_id(1).to(tl.int64)
     before = tl.load(before_ptr + token).to(tl.int64)
     after = tl.load(after_ptr + token).to(tl.int64)
+    if after < 0:  # it pads
+        tl.store(out_ptr + (token * HEADS + head) * ROWS + row, 0.0, there)
+        return
     places = (head * ROWS + row)[:, None] * COLUMNS + column[None, :]
     whole = there[:, None] & inside[None, :]
     state = tl.load(state_ptr + before * state_stride + places, whole & (before >= 0), other=0.0)

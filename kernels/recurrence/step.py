@@ -8,6 +8,7 @@ from torch import Tensor
 
 CHUNK = 64  # tokens that kernels multiply at a time: chunks end where positions are a multiple of it
 NO_STATE = -1  # a sequence's first tokens begin with zeros
+PADS = -1  # no block: a decode's token is nobody's
 CARRIED = -2  # tokens go on from the chunk just ahead of theirs
 
 
@@ -16,14 +17,15 @@ class StateStep:
     """T tokens: first B decodes, one to a sequence, then those of C chunks.
 
     Block numbers index the first dimension of a layer's states. A decode goes on from the states of block
-    before[b], or from none, and leaves them in block after[b], which may be the same one. A chunk has up to
+    before[b], or from none, and leaves them in block after[b], which may be the same one. One that pads
+    neither reads nor writes states, and its output is zeros, which later products may read. A chunk has up to
     CHUNK tokens, of one sequence and next to each other. Chunks are computed in their order: one may go on
     from the block in which another one before it left its states. Decodes come first: one that pads may stand
     where a chunk's token is, whose output comes after it.
     """
 
     before: Tensor  # [B] i32: NO_STATE or a block
-    after: Tensor  # [B] i32: a block
+    after: Tensor  # [B] i32: a block or PADS
     # [C, 4] i32: a chunk's first token in the step, its tokens (0 pads), the block whose states it goes on
     # from, NO_STATE or CARRIED, and the block that gets them behind it, or -1.
     chunks: Tensor
@@ -32,6 +34,12 @@ class StateStep:
     @property
     def decodes(self) -> int:
         return len(self.before)
+
+    def in_order(self) -> list[list[int]]:
+        """Return [first, tokens, before, after] of decodes and then of chunks, without those that pad."""
+        ends = zip(self.before.tolist(), self.after.tolist(), strict=True)
+        decodes = [[token, 1, before, after] for token, (before, after) in enumerate(ends) if after != PADS]
+        return decodes + [chunk for chunk in self.chunks.tolist() if chunk[1]]
 
     @property
     def last_used(self) -> Tensor:

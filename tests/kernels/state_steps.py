@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS, StateStep
 
 BLOCKS = 16
-SPARE = BLOCKS - 1  # of what pads: nobody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +22,23 @@ class DrawnStep:
     @property
     def owned(self) -> torch.Tensor:
         """Tokens that get an output."""
-        decodes = range(len(self.step.after))
-        own = [token for token in decodes if self.step.after[token] != SPARE]
-        for first, count, *_ in self.step.chunks.tolist():
-            own += range(first, first + count)
+        own = [token for first, count, *_ in self.step.in_order() for token in range(first, first + count)]
         return torch.tensor(sorted(own), dtype=torch.int64)
 
     @property
+    def padding(self) -> torch.Tensor:
+        """Tokens of decodes that pad, which get zeros."""
+        return (self.step.after == PADS).nonzero()[:, 0]
+
+    @property
     def written(self) -> set[int]:
-        """Blocks that get states, but for the spare one."""
-        after = self.step.after.tolist()
-        after += [block for _, count, _, block in self.step.chunks.tolist() if count]
-        return {*after} - {-1, SPARE}
+        """Blocks that get states."""
+        return {after for *_, after in self.step.in_order()} - {-1}
+
+    @property
+    def others(self) -> list[int]:
+        """Blocks that get none."""
+        return [block for block in range(BLOCKS) if block not in self.written]
 
 
 def step_of(
@@ -49,6 +53,18 @@ def step_of(
     return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), described, used_of(described))
 
 
+def in_turn(
+    decodes: Iterable[tuple[int, int]], chunks: Iterable[tuple[int, int, int]], device: torch.device
+) -> DrawnStep:
+    """Return a step of decodes (before, after) and chunks (tokens, before, after), which lie as they come."""
+    first = [*decodes]
+    end, described = len(first), []
+    for count, before, after in chunks:
+        described.append((end, count, before, after))
+        end += count
+    return DrawnStep(step_of(first, described, device), end)
+
+
 def used_of(chunks: torch.Tensor) -> torch.Tensor:
     """Return [1] i32: behind which number of chunks [C, 4] all pad."""
     numbers = torch.arange(1, len(chunks) + 1, device=chunks.device)
@@ -58,7 +74,7 @@ def used_of(chunks: torch.Tensor) -> torch.Tensor:
 def draw_step(device: torch.device, longest: int = CHUNK) -> DrawnStep:
     """Draw a step, by torch's seed, of chunks of up to `longest` tokens.
 
-    Decodes go on in their own block, into another one, and from nothing, and one pads. Sequences begin with
+    Decodes go on in their own block, into another one, and from nothing, and two pad. Sequences begin with
     nothing, go on in place, from a block, and from one that another sequence left in this step; their chunks
     are carried, behind long ones and behind ones of a token or two, and leave states or not. Some pad, first,
     last and between. Sequences' tokens lie in another order than their chunks come in.
@@ -67,7 +83,7 @@ def draw_step(device: torch.device, longest: int = CHUNK) -> DrawnStep:
     def size(least: int = 1, most: int = longest) -> int:
         return int(torch.randint(least, most + 1, ()))
 
-    decodes = [(0, 0), (1, 2), (NO_STATE, 3), (SPARE, SPARE)]
+    decodes = [(NO_STATE, PADS), (0, 0), (1, 2), (NO_STATE, 3), (1, PADS)]
     short = (size(1, 2), CARRIED, -1)
     sequences = [
         [(longest, NO_STATE, -1), (0, 0, 14), (longest, CARRIED, 4), (size(), CARRIED, 5)],
@@ -81,7 +97,7 @@ def draw_step(device: torch.device, longest: int = CHUNK) -> DrawnStep:
     for which in torch.randperm(len(sequences)).tolist():
         firsts[which] = end
         end += sum(count for count, *_ in sequences[which])
-    chunks = [(0, 0, NO_STATE, SPARE), (0, 0, 0, -1)]
+    chunks = [(0, 0, NO_STATE, 15), (0, 0, 0, -1)]
     for which, sequence in enumerate(sequences):
         first = firsts[which]
         for count, before, after in sequence:

@@ -166,6 +166,7 @@ SPILLS_LIMIT = {
     "experts_route_biased": 0,
     "convolve": 0,
     "convolve_chunks": 0,
+    "delta_gates": 0,
     "selective_scan": 0,
     "selective_scan_chunks": 0,
     "selective_scan_chunks_wide": 0,
@@ -758,15 +759,17 @@ def experts_variants() -> dict[str, Case]:
 
 
 def recurrence_variants() -> dict[str, Case]:
-    """Return a convolution as Qwen3-Next has it, and Mamba's scan as Falcon-Mamba-7B does, and a wide one."""
+    """Return kernels of states: of Qwen3.5, and Mamba's scan as Falcon-Mamba-7B has it, and a wide one."""
     from triton.compiler import ASTSource
 
-    from quire.kernels.recurrence import convolution, selective_scan_kernels
+    from quire.kernels.recurrence import convolution, delta_gates, selective_scan_kernels
     from quire.kernels.recurrence.step import CHUNK
 
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16")
     types |= dict.fromkeys(("z_ptr", "out_ptr", "state_ptr"), "*bf16")
     types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr", "used_ptr"), "*i32")
+    of_gates = dict.fromkeys(("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "betas_ptr"), "*bf16")
+    of_gates |= {"decays_ptr": "*fp32"}
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
     newest = {"CHANNELS": 8192, "INPUTS": 4, "KEPT": 4, "KEPT_PADDED": 4, "SILU": True, "bias_ptr": None}
     chunked = {"SLICE": convolution.CHUNK_CHANNELS, "TOKENS": CHUNK}
@@ -779,6 +782,11 @@ def recurrence_variants() -> dict[str, Case]:
             convolution.DECODE_WARPS,
         ),
         "convolve_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
+        "delta_gates": (
+            delta_gates._gates_kernel,
+            {"HEADS": 32, "HEADS_PADDED": 32, "ROWS": delta_gates.NUMBERS // 32, "DEPENDENT": True},
+            delta_gates.WARPS,
+        ),
         "selective_scan": (
             scan.decode_kernel, scanned | scan.decode_tile(16) | {"DEPENDENT": True}, scan.DECODE_WARPS,
         ),
@@ -787,7 +795,7 @@ def recurrence_variants() -> dict[str, Case]:
     }  # fmt: skip
     cases = {}
     for name, (kernel, constants, warps) in found.items():
-        own = types if name.startswith("convolve") else of_scan
+        own = of_gates if name == "delta_gates" else types if name.startswith("convolve") else of_scan
         aligned = (*own, *(each for each in kernel.arg_names if each.endswith("_stride")))
         cases[name] = Case(ASTSource, kernel, constants, own, aligned, {"num_warps": warps})
     return cases

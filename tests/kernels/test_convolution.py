@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from paged import TOLERANCE, with_dtypes
-from state_steps import BLOCKS, SPARE, draw_step, step_of
+from state_steps import BLOCKS, draw_step, step_of
 
 from quire.kernels.recurrence.convolution import CHUNK_CHANNELS, convolve, convolve_reference
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE
@@ -42,15 +42,16 @@ CHANNELS = [24, CHUNK_CHANNELS + 72]
 def test_kernels_convolve_as_the_loop_does(sizes, channels, biased, silu, device, dtype):
     drawn = draw_step(device)
     x, weight, bias, states = layer(drawn.tokens, channels, *sizes, dtype, device)
-    ours, expected, bias = states.clone(), states.clone(), bias if biased else None
+    around = torch.cat([states[-1:], states])  # with a block ahead of the first
+    ours, expected, bias = around[1:], states.clone(), bias if biased else None
     out = convolve(x, weight, bias, silu, ours, drawn.step)
     theirs = convolve_reference(x, weight, bias, silu, expected, drawn.step)
     assert out.dtype == dtype
     own, tolerance = drawn.owned, TOLERANCE[dtype]
     torch.testing.assert_close(out[own], theirs[own], rtol=tolerance, atol=tolerance)
-    assert torch.equal(ours[:SPARE], expected[:SPARE])  # inputs as they are
-    others = [block for block in range(SPARE) if block not in drawn.written]
-    assert torch.equal(ours[others], states[others])
+    assert not out[drawn.padding].any() and not theirs[drawn.padding].any()
+    assert torch.equal(ours, expected)  # inputs as they are
+    assert torch.equal(ours[drawn.others], states[drawn.others]) and torch.equal(around[0], states[-1])
 
 
 @pytest.mark.parametrize("name", ["mamba2", "lfm2", "qwen3_next", "kimi_linear"])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from state_steps import used_of
+from state_steps import BLOCKS, draw_step, in_turn
 from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
@@ -19,7 +19,6 @@ from quire.kernels.recurrence.delta_products import inverse
 from quire.kernels.recurrence.delta_rule import gated_delta_rule, gated_delta_rule_reference
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
 
-BLOCKS = 12
 # Of the largest number: chunks' factors are rounded to 16 bits.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -56,29 +55,6 @@ def draw(tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device, *,
     return Drawn(*parts, g, torch.rand(tokens, shape.heads, device=device).to(dtype))
 
 
-def draw_step(device: torch.device) -> tuple[StateStep, int]:
-    """Return a step of all kinds of tokens, and how many it has.
-
-    Decodes: from nothing, in place, into another block, a row that pads. Chunks: a sequence that goes on from
-    a block and leaves states at two places; one that begins; one that goes on from what that one left; rows
-    that pad.
-    """
-    before, after = [NO_STATE, 3, 5, 0], [2, 3, 6, 0]
-    chunks = []
-    first = len(before)
-    for tokens, came, left in [
-        (7, 4, -1), (CHUNK, CARRIED, 4), (CHUNK, CARRIED, -1), (20, CARRIED, 7), (CHUNK, NO_STATE, 8),
-        (1, NO_STATE, 9), (0, 1, 1), (3, 8, 8), (0, NO_STATE, 0), (0, NO_STATE, 0),
-    ]:  # fmt: skip
-        chunks.append([first if tokens else 0, tokens, came, left])
-        first += tokens
-    tensors = [torch.tensor(each, dtype=torch.int32, device=device) for each in (before, after, chunks)]
-    return StateStep(*tensors, used_of(tensors[2])), first
-
-
-WRITTEN = [0, 2, 3, 4, 6, 7, 8, 9]  # by that step
-
-
 def states(shape: Shape, device: torch.device) -> Tensor:
     return torch.randn(BLOCKS, shape.heads, shape.key_dim, shape.value_dim, device=device)
 
@@ -91,37 +67,37 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("shape", [Shape(2, 4, 32, 32), Shape(1, 1, 24, 48)])
 def test_a_step_of_all_kinds(shape, by_key, dtype, device):
-    step, tokens = draw_step(device)
-    drawn = draw(tokens, shape, dtype, device, by_key=by_key)
+    drawn = draw_step(device)
+    tokens = draw(drawn.tokens, shape, dtype, device, by_key=by_key)
     before = states(shape, device)
-    state, expected_state = before.clone(), before.clone()
-    expected = gated_delta_rule_reference(*drawn, expected_state, step, normalised=True)
-    out = gated_delta_rule(*drawn, state, step, normalised=True)
+    around = torch.cat([before[-1:], before])  # with a block ahead of the first
+    state, expected_state = around[1:], before.clone()
+    expected = gated_delta_rule_reference(*tokens, expected_state, drawn.step, normalised=True)
+    out = gated_delta_rule(*tokens, state, drawn.step, normalised=True)
     assert out.dtype == dtype
-    assert_close(out, expected, dtype)
-    assert_close(state[1:], expected_state[1:], dtype)  # 0 is the one of rows that pad
-    others = [block for block in range(BLOCKS) if block not in WRITTEN]
-    assert torch.equal(state[others], before[others])
+    assert_close(out[drawn.owned], expected[drawn.owned], dtype)
+    assert not out[drawn.padding].any() and not expected[drawn.padding].any()
+    assert_close(state, expected_state, dtype)
+    assert torch.equal(state[drawn.others], before[drawn.others]) and torch.equal(around[0], before[-1])
 
 
 def test_products_may_be_of_a_few_chunks_at_a_time(device, monkeypatch):
-    step, tokens = draw_step(device)
-    drawn = draw(tokens, Shape(2, 4, 32, 32), torch.float32, device, by_key=False)
+    drawn = draw_step(device)
+    tokens = draw(drawn.tokens, Shape(2, 4, 32, 32), torch.float32, device, by_key=False)
     state = states(Shape(2, 4, 32, 32), device)
     whole_state, parts_state = state.clone(), state.clone()
-    whole = gated_delta_rule(*drawn, whole_state, step, normalised=True)
+    whole = gated_delta_rule(*tokens, whole_state, drawn.step, normalised=True)
     monkeypatch.setattr(delta_chunks, "MOST_TOGETHER", 2)  # the second chunk of a part is carried to the next
-    parts = gated_delta_rule(*drawn, parts_state, step, normalised=True)
-    assert torch.equal(parts, whole) and torch.equal(parts_state, whole_state)
+    parts = gated_delta_rule(*tokens, parts_state, drawn.step, normalised=True)
+    assert torch.equal(parts[drawn.owned], whole[drawn.owned]) and torch.equal(parts_state, whole_state)
 
 
 def one_sequence(tokens: int, device: torch.device, after: int = 1) -> StateStep:
     """Return a step of chunks of a whole sequence, which leaves its state in a block."""
     sizes = [CHUNK] * (tokens // CHUNK) + [tokens % CHUNK] * (tokens % CHUNK > 0)
-    chunks = [[i * CHUNK, size, CARRIED if i else NO_STATE, -1] for i, size in enumerate(sizes)]
-    chunks[-1][3] = after
-    none = torch.empty(0, dtype=torch.int32, device=device)
-    return StateStep(none, none, torch.tensor(chunks, dtype=torch.int32, device=device))
+    last = len(sizes) - 1
+    chunks = ((size, CARRIED if i else NO_STATE, after if i == last else -1) for i, size in enumerate(sizes))
+    return in_turn([], chunks, device).step
 
 
 @pytest.mark.parametrize("normalised", [False, True])
@@ -183,19 +159,16 @@ def test_long_runs_are_gone_through_in_parts(monkeypatch, dtype, device):
 
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_sequence_has_the_same_numbers_whatever_is_beside_it(by_key, dtype, device):
-    step, tokens = draw_step(device)
-    shape = Shape(1, 2, 16, 16)
-    drawn = draw(tokens, shape, dtype, device, by_key=by_key)
+    drawn, shape = draw_step(device), Shape(1, 2, 16, 16)
+    tokens = draw(drawn.tokens, shape, dtype, device, by_key=by_key)
     before = states(shape, device)
     together, alone = before.clone(), before.clone()
-    out = gated_delta_rule(*drawn, together, step, normalised=True)
-    none, nothing, moved = step.before[:0], step.chunks[:0], step.chunks[:4].clone()
-    moved[:, 0] -= 4  # behind the decodes
-    for part, begin, end, blocks in (
-        (StateStep(step.before[1:2], step.after[1:2], nothing), 1, 2, [3]),
-        (StateStep(none, none, moved), 4, 4 + 7 + 2 * CHUNK + 20, [4, 7]),
-    ):
-        result = gated_delta_rule(*(x[begin:end] for x in drawn), alone, part, normalised=True)
+    out = gated_delta_rule(*tokens, together, drawn.step, normalised=True)
+    chunks = drawn.step.chunks[2:6].tolist()  # the first sequence's
+    sequence, first = in_turn([], (chunk[1:] for chunk in chunks), device), chunks[0][0]
+    for part, begin, blocks in ((in_turn([(1, 2)], [], device), 2, [2]), (sequence, first, [4, 5])):
+        end = begin + part.tokens
+        result = gated_delta_rule(*(x[begin:end] for x in tokens), alone, part.step, normalised=True)
         assert torch.equal(result, out[begin:end])
         assert torch.equal(alone[blocks], together[blocks])
 

@@ -1,5 +1,7 @@
 """RMSNorm with a gate: the reference is transformers' of several models, the kernel is the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
@@ -56,6 +58,25 @@ def test_numbers_may_be_wider_than_the_weight_and_the_gate(device):
     result, expected = gated_norm(x.float(), gate, norm), gated_norm_reference(x.float(), gate, norm)
     assert result.dtype == torch.float32
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_numbers_of_a_row_may_lie_apart(which, device):
+    *given, norm = drawn(SHAPES[4], KINDS[0], torch.float32, device)
+    expected = gated_norm_reference(*given, norm)
+    given[which] = given[which].T.contiguous().T
+    torch.testing.assert_close(gated_norm(*given, norm), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [gated_norm, gated_norm_reference])
+def test_what_does_not_fit_is_refused(function, device):
+    x, gate, norm = drawn(SHAPES[4], KINDS[0], torch.float32, device)
+    for given in ((x, gate[1:], norm), (x[:, 3:], gate[:, 3:], norm), (x, gate, replace(norm, groups=5))):
+        with pytest.raises(ValueError, match=r"expected \[T, H\] twice"):
+            function(*given)
+    apart = norm.weight.repeat_interleave(2)[::2]
+    with pytest.raises(ValueError, match="expected it contiguous"):
+        function(x, gate, replace(norm, weight=apart))
 
 
 def test_no_rows_are_nothing(device):

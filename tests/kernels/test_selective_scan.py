@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from paged import with_dtypes
-from state_steps import BLOCKS, SPARE, DrawnStep, draw_step, step_of
+from state_steps import BLOCKS, DrawnStep, draw_step, step_of
 
 from quire.kernels.recurrence.selective_scan import MOST_COLUMNS, selective_scan, selective_scan_reference
 from quire.kernels.recurrence.selective_scan_kernels import SLICE, chunk_tile
@@ -59,17 +59,17 @@ def close(ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
 def agree(given: dict[str, Any], drawn: DrawnStep, dtype: torch.dtype) -> None:
     """Assert that the kernels do as the loop does, and leave others' blocks as they are."""
     states = states_of(given)
-    ours, expected = states.clone(), states.clone()
+    around = torch.cat([states[-1:], states])  # with a block ahead of the first
+    ours, expected = around[1:], states.clone()
     out = selective_scan(**given, state=ours, step=drawn.step)
     theirs = selective_scan_reference(**given, state=expected, step=drawn.step)
     assert out.dtype == theirs.dtype == dtype
     own = drawn.owned
     close(out[own], theirs[own], TOLERANCE[dtype])
-    for block in range(SPARE):
-        if block in drawn.written:
-            close(ours[block], expected[block], 2e-5)
-        else:
-            assert torch.equal(ours[block], states[block])
+    assert not out[drawn.padding].any() and not theirs[drawn.padding].any()
+    for block in drawn.written:
+        close(ours[block], expected[block], 2e-5)
+    assert torch.equal(ours[drawn.others], states[drawn.others]) and torch.equal(around[0], states[-1])
 
 
 # Channels and columns: some of a slice, more than one, and what is padded.

@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 import torch
 from paged import with_dtypes
-from state_steps import used_of
+from state_steps import BLOCKS, draw_step, in_turn
 
 from quire.kernels.recurrence.state_space import state_space_scan, state_space_scan_reference
 from quire.kernels.recurrence.state_space_chunks import NARROWEST_SLICE, chunk_tile
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE
 
 NO_LIMIT = (0.0, float("inf"))
-BLOCKS = 12
-SPARE = BLOCKS - 1
-# Of kernels whose products round tokens' fp32 weights: tf32 for fp16, two parts for bf16.
+# Of kernels whose products round tokens' fp32 weights to tf32, for 16 bits.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-3}
 
 
@@ -42,37 +40,6 @@ def tokens_of(
     }
 
 
-def step_of(
-    decodes: list[tuple[int, int]], chunks: list[tuple[int, int, int]], device: torch.device
-) -> tuple[StateStep, int]:
-    """Return a step of decodes (before, after) and chunks (tokens, before, after), and how many tokens."""
-    first, described = len(decodes), []
-    for tokens, before, after in chunks:
-        described.append((first, tokens, before, after))
-        first += tokens
-
-    def numbers(values: Any, *shape: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device).view(*shape)
-
-    both = numbers(decodes, -1, 2)
-    own = numbers(described, -1, 4)
-    return StateStep(both[:, 0].contiguous(), both[:, 1].contiguous(), own, used_of(own)), first
-
-
-def draw_step(device: torch.device) -> tuple[StateStep, int]:
-    """Return a step with all that there is: decodes in place, into another block, from nothing, and padding;
-    chunks from nothing, carried, from a block, from one that a chunk ahead left, and padding."""
-    decodes = [(0, 0), (1, 2), (NO_STATE, 3), (SPARE, SPARE)]
-    chunks = [
-        (CHUNK, NO_STATE, -1), (CHUNK, CARRIED, 4), (0, NO_STATE, SPARE), (17, CARRIED, 5),
-        (1, 4, 6), (40, 7, 7), (0, 0, 1), (CHUNK, 6, -1), (5, CARRIED, 8), (0, NO_STATE, -1),
-    ]  # fmt: skip
-    return step_of(decodes, chunks, device)
-
-
-WRITTEN = [0, 2, 3, 4, 5, 6, 7, 8]
-
-
 def states_of(given: dict[str, Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     shape = (BLOCKS, *given["x"].shape[1:], given["B"].shape[2])
     return torch.randn(shape, device=given["x"].device).to(dtype)
@@ -93,32 +60,33 @@ SHAPES = [(2, 16, 16, 1), (2, 48, 32, 2), (4, 12, 20, 2), (3, 8, 64, 1)]
 @pytest.mark.parametrize(("shape", "dtype"), with_dtypes(itertools.product(SHAPES)))
 def test_kernels_scan_as_the_loop_does(shape, dtype, device):
     heads, rows, columns, groups = shape
-    step, count = draw_step(device)
-    given = tokens_of(count, heads, rows, groups, columns, dtype, device)
+    drawn = draw_step(device)
+    given = tokens_of(drawn.tokens, heads, rows, groups, columns, dtype, device)
     state = states_of(given)
-    ours, expected = state.clone(), state.clone()
-    out = state_space_scan(**given, state=ours, step=step)
+    around = torch.cat([state[-1:], state])  # with a block ahead of the first
+    ours, expected = around[1:], state.clone()
+    out = state_space_scan(**given, state=ours, step=drawn.step)
+    theirs = state_space_scan_reference(**given, state=expected, step=drawn.step)
     assert out.dtype == torch.float32
-    close(out, state_space_scan_reference(**given, state=expected, step=step), TOLERANCE[dtype])
-    for block in range(BLOCKS - 1):
-        if block in WRITTEN:
-            close(ours[block], expected[block], TOLERANCE[dtype])
-        else:
-            assert torch.equal(ours[block], state[block])
+    close(out[drawn.owned], theirs[drawn.owned], TOLERANCE[dtype])
+    assert not out[drawn.padding].any() and not theirs[drawn.padding].any()
+    for block in drawn.written:
+        close(ours[block], expected[block], TOLERANCE[dtype])
+    assert torch.equal(ours[drawn.others], state[drawn.others]) and torch.equal(around[0], state[-1])
 
 
 @pytest.mark.parametrize("limits", [NO_LIMIT, (0.05, 0.1)])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_time_steps_have_limits_and_weights_may_be_missing(weighted, limits, device):
-    step, count = step_of([(0, 0)], [(20, NO_STATE, 1)], device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device) | {"dt_limit": limits}
+    drawn = in_turn([(0, 0)], [(20, NO_STATE, 1)], device)
+    given = tokens_of(drawn.tokens, 2, 16, 1, 16, torch.float32, device) | {"dt_limit": limits}
     given["dt"] = given["dt"] * 12.0  # some beyond 20, where softplus is its argument, and some close to 0
     if not weighted:
         given |= {"D": None, "dt_bias": None}
     ours = states_of(given)
     expected = ours.clone()
-    out = state_space_scan(**given, state=ours, step=step)
-    close(out, state_space_scan_reference(**given, state=expected, step=step), 2e-5)
+    out = state_space_scan(**given, state=ours, step=drawn.step)
+    close(out, state_space_scan_reference(**given, state=expected, step=drawn.step), 2e-5)
     close(ours, expected, 2e-5)
 
 
@@ -135,7 +103,7 @@ def test_the_loop_scans_as_transformers_do(name):
         given["x"][None], chunk_size=32, dt_softplus=True, initial_states=state[:1].clone(),
         return_final_states=True, **theirs, **weights,
     )  # fmt: skip
-    step, _ = step_of([], [(CHUNK, 0, -1), (CHUNK, CARRIED, -1), (22, CARRIED, 1)], torch.device("cpu"))
+    step = in_turn([], [(CHUNK, 0, -1), (CHUNK, CARRIED, -1), (22, CARRIED, 1)], torch.device("cpu")).step
     out = state_space_scan_reference(**given, state=state, step=step)
     close(out, expected[0], 1e-5)
     close(state[1], last[0], 1e-5)
@@ -143,12 +111,12 @@ def test_the_loop_scans_as_transformers_do(name):
 
 def test_decodes_scan_as_chunks_do(device):
     """One token at a time, or all of them at once."""
-    chunk, count = step_of([], [(CHUNK, NO_STATE, -1), (9, CARRIED, 0)], device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device)
+    chunks = in_turn([], [(CHUNK, NO_STATE, -1), (9, CARRIED, 0)], device)
+    given = tokens_of(chunks.tokens, 2, 16, 1, 16, torch.float32, device)
     state = states_of(given)
-    out = state_space_scan(**given, state=state, step=chunk)
-    for token in range(count):
-        step, _ = step_of([(1 if token else NO_STATE, 1)], [], device)
+    out = state_space_scan(**given, state=state, step=chunks.step)
+    for token in range(chunks.tokens):
+        step = in_turn([(1 if token else NO_STATE, 1)], [], device).step
         own = {key: each[token : token + 1] for key, each in given.items() if key in ("x", "dt", "B", "C")}
         close(state_space_scan(**given | own, state=state, step=step)[0], out[token], 2e-5)
     close(state[1], state[0], 2e-5)
@@ -157,13 +125,13 @@ def test_decodes_scan_as_chunks_do(device):
 @pytest.mark.parametrize("held", [torch.float16, torch.float32])
 def test_where_a_step_ends_changes_no_bit(held, device):
     """Chunks of one sequence, carried in one step or each in a step of its own from block to block."""
-    whole, count = step_of([], [(CHUNK, NO_STATE, -1), (CHUNK, CARRIED, -1), (30, CARRIED, 0)], device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device)
+    whole = in_turn([], [(CHUNK, NO_STATE, -1), (CHUNK, CARRIED, -1), (30, CARRIED, 0)], device)
+    given = tokens_of(whole.tokens, 2, 16, 1, 16, torch.float32, device)
     state = states_of(given, held)
-    out = state_space_scan(**given, state=state, step=whole)
-    for begin in range(0, count, CHUNK):
-        size = min(CHUNK, count - begin)
-        step, _ = step_of([], [(size, 1 if begin else NO_STATE, 1)], device)
+    out = state_space_scan(**given, state=state, step=whole.step)
+    for begin in range(0, whole.tokens, CHUNK):
+        size = min(CHUNK, whole.tokens - begin)
+        step = in_turn([], [(size, 1 if begin else NO_STATE, 1)], device).step
         own = {key: given[key][begin : begin + size] for key in ("x", "dt", "B", "C")}
         assert torch.equal(state_space_scan(**given | own, state=state, step=step), out[begin : begin + size])
     assert torch.equal(state[0], state[1])
@@ -172,17 +140,17 @@ def test_where_a_step_ends_changes_no_bit(held, device):
 def test_many_chunks(device):
     """More than are looked through at once for the next that goes on from a block."""
     chunks = [(1, NO_STATE, 0), *[(1, CARRIED, -1)] * 130, (2, 0, 1), *[(1, CARRIED, -1)] * 3, (1, 1, 2)]
-    step, count = step_of([], chunks, device)
-    given = tokens_of(count, 1, 16, 1, 16, torch.float32, device)
+    drawn = in_turn([], chunks, device)
+    given = tokens_of(drawn.tokens, 1, 16, 1, 16, torch.float32, device)
     ours = states_of(given)
     expected = ours.clone()
-    out = state_space_scan(**given, state=ours, step=step)
-    close(out, state_space_scan_reference(**given, state=expected, step=step), 5e-5)
+    out = state_space_scan(**given, state=ours, step=drawn.step)
+    close(out, state_space_scan_reference(**given, state=expected, step=drawn.step), 5e-5)
     close(ours, expected, 5e-5)
 
 
 def test_nothing_but_padding_writes_nothing(device):
-    step, _ = step_of([], [(0, 0, 1), (0, NO_STATE, 2), (0, CARRIED, 3)], device)
+    step = in_turn([], [(0, 0, 1), (0, NO_STATE, 2), (0, CARRIED, 3)], device).step
     given = tokens_of(0, 2, 16, 1, 16, torch.float32, device)
     state = states_of(given)
     ours = state.clone()
@@ -191,37 +159,39 @@ def test_nothing_but_padding_writes_nothing(device):
 
 
 def test_states_may_be_held_in_16_bits(device):
-    step, count = draw_step(device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device)
+    drawn = draw_step(device)
+    given = tokens_of(drawn.tokens, 2, 16, 1, 16, torch.float32, device)
     ours = states_of(given, torch.float16)
     expected = ours.clone()
-    out = state_space_scan(**given, state=ours, step=step)
-    close(out, state_space_scan_reference(**given, state=expected, step=step), 2e-3)
-    close(ours[:SPARE], expected[:SPARE], 2e-3)
+    out = state_space_scan(**given, state=ours, step=drawn.step)
+    theirs = state_space_scan_reference(**given, state=expected, step=drawn.step)
+    close(out[drawn.owned], theirs[drawn.owned], 2e-3)
+    close(ours, expected, 2e-3)
 
 
 def test_blocks_may_lie_apart(device):
-    step, count = draw_step(device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device)
+    drawn = draw_step(device)
+    given = tokens_of(drawn.tokens, 2, 16, 1, 16, torch.float32, device)
     apart = torch.randn(BLOCKS, 3, 2, 16, 16, device=device)
     others = apart[:, [0, 2]].clone()
     expected = apart[:, 1].clone()
-    out = state_space_scan(**given, state=apart[:, 1], step=step)
-    close(out, state_space_scan_reference(**given, state=expected, step=step), 2e-5)
-    close(apart[:SPARE, 1], expected[:SPARE], 2e-5)
+    out = state_space_scan(**given, state=apart[:, 1], step=drawn.step)
+    theirs = state_space_scan_reference(**given, state=expected, step=drawn.step)
+    close(out[drawn.owned], theirs[drawn.owned], 2e-5)
+    close(apart[:, 1], expected, 2e-5)
     assert torch.equal(apart[:, [0, 2]], others)
 
 
 def test_no_tokens(device):
-    step, _ = step_of([], [], device)
+    step = in_turn([], [], device).step
     given = tokens_of(0, 2, 16, 1, 16, torch.float32, device)
     state = states_of(given)
     assert state_space_scan(**given, state=state.clone(), step=step).shape == (0, 2, 16)
 
 
 def test_what_does_not_fit_is_refused(device):
-    step, count = step_of([(0, 0)], [], device)
-    given = tokens_of(count, 2, 16, 1, 16, torch.float32, device)
+    step = in_turn([(0, 0)], [], device).step
+    given = tokens_of(1, 2, 16, 1, 16, torch.float32, device)
     state = states_of(given)
     with pytest.raises(ValueError, match=r"expected \[T, H, P\]"):
         state_space_scan(**given, state=state[:, :1], step=step)
@@ -229,7 +199,7 @@ def test_what_does_not_fit_is_refused(device):
         state_space_scan(**given | {"B": given["B"].half()}, state=state, step=step)
     with pytest.raises(ValueError, match="expected them contiguous"):
         state_space_scan(**given, state=state.transpose(2, 3), step=step)
-    wide = tokens_of(count, 1, 8, 1, 257, torch.float32, device)
+    wide = tokens_of(1, 1, 8, 1, 257, torch.float32, device)
     with pytest.raises(ValueError, match="up to"):
         state_space_scan(**wide, state=states_of(wide), step=step)
 

@@ -58,13 +58,15 @@ SEEING = ("gemma3",)  # whose part for images is made small, too: no text is com
 # Of layers with a window where they have sizes of their own: others than the rest of the layers.
 OF_WINDOWS = {"swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 40}
 OF_WINDOWS |= {"swa_kv_lora_rank": 20, "swa_head_dim": 32, "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 12}
+DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+DELTA_NET |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 # So that there is attention, or that sizes go together.
 OF_KIND: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 2},
-    "qwen3_next": {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    | {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    "qwen3_next": DELTA_NET,
+    "qwen3_5_text": DELTA_NET,
     "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 16},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
     "zaya": {"num_experts_per_tok": 1},

@@ -42,7 +42,12 @@ class Tanh(Qwen3NextRMSNormGated):
         return LlamaRMSNorm.forward(self, hidden_states) * gate.tanh()
 
 
-@pytest.mark.parametrize("module", [Tanh(96), LlamaRMSNorm(96), nn.Linear(96, 96, bias=False)])
+class Scaled(Qwen3NextRMSNormGated):
+    def forward(self, hidden_states: Tensor, gate: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * super().forward(hidden_states, gate)
+
+
+@pytest.mark.parametrize("module", [Tanh(96), Scaled(96), LlamaRMSNorm(96), nn.Linear(96, 96, bias=False)])
 def test_others_are_left_alone(module) -> None:
     if module.weight.dim() == 1:
         random_weight(module)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from quire.engine.models.general.state_chunks import chunks_of, state_step
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
 from quire.kernels.attention.gather import DecodeGather
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS
 
-WIDTH, SPARE = 64, 999  # blocks of a table, and the one of rows that pad
+WIDTH = 64  # blocks of a table
 
 
 def of_rows(tables: torch.Tensor, rows: list[tuple[int, int, int]], token: int, block_size: int) -> list:
@@ -57,12 +57,12 @@ def test_chunks_are_those_of_a_loop_over_rows(prompts, decodes, block_size, padd
     single = DecodeBatch(tables, torch.arange(count).int(), lens, lens, DecodeGather())
     chunked = prefill(tables, rows, count)
     batch = ForwardBatch(tokens, tokens, tokens.long(), single, chunked)
-    step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size, SPARE)
+    step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size)
     used = int(step.last_used)
     assert used == (step.chunks[:, 1] > 0).sum()
     assert step.chunks[:used].tolist() == of_rows(tables, rows, count, block_size)
     assert (step.chunks[used:, 1] == 0).all() and (step.chunks[used:, 3] == -1).all()
     for at, length in enumerate(decodes):
         before, after = int(step.before[at]), int(step.after[at])
-        assert after == (tables[at][(length - 1) // block_size] if length else SPARE)
+        assert after == (tables[at][(length - 1) // block_size] if length else PADS)
         assert before == (tables[at][(length - 2) // block_size] if length > 1 else NO_STATE)

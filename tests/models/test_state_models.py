@@ -15,10 +15,12 @@ from quire.engine.device.runner import ModelRunner
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.pieces import cut
 from quire.engine.models.general.selective_scan import selective_scan
-from quire.engine.models.general.stateful import CacheOfStates
+from quire.engine.models.general.stateful import CacheOfStates, state_modules
+from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
@@ -33,8 +35,8 @@ from tests.models.divided_model import compare_divided
 # Delta rules, a convolution alone, Mamba's three kinds, states beside attention in a layer, layers that keep
 # nothing, attention whose module all layers share, and a cache of their own.
 EQUAL = (
-    "qwen3_next", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba", "falcon_h1", "nemotron_h",
-    "zamba2", "minimax",
+    "qwen3_next", "qwen3_5_text", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba", "falcon_h1",
+    "nemotron_h", "zamba2", "minimax",
 )  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -59,7 +61,6 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
 ) -> None:
     save_tiny("mamba2", tmp_path)
     scan = REFERENCES.state_space_scan
-    assert scan is not None
     wrong = replace(REFERENCES, state_space_scan=lambda x, dt, *others: scan(x, 2 * dt, *others))
     for recurrences, takes_pieces in ((REFERENCES, False), (wrong, True)):
         backend = replace(torch_backend(), recurrences=recurrences)
@@ -69,14 +70,17 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
 
 
-def test_what_there_is_nothing_for_is_left_to_transformers_code(tmp_path: Path) -> None:
-    for kind, takes_pieces in (("mamba2", True), ("lfm2", False)):
-        save_tiny(kind, tmp_path / kind)
-        config, _ = in_blocks(read_model(tmp_path / kind), None, FP32, torch.float32)
-        backend = replace(torch_backend(), recurrences=replace(REFERENCES, state_space_scan=None))
-        given = (tmp_path / kind, config, backend)
-        model, _ = load_model(*given, device="cpu", dtype=torch.float32, max_model_len=64)
-        assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
+def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(tmp_path: Path) -> None:
+    save_tiny("qwen3_5_text", tmp_path)
+    gates = REFERENCES.delta_gates
+    wrong = replace(REFERENCES, delta_gates=lambda a, b, *weights: gates(a, a, *weights))
+    for recurrences, expected in ((REFERENCES, DeltaNetModule), (wrong, WholeStepModule)):
+        backend = replace(torch_backend(), recurrences=recurrences)
+        config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)
+        model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=64)
+        assert isinstance(model, GeneralModel) and not model.takes_pieces
+        found = {type(module.forward) for _, module in state_modules(model._decoder)}
+        assert found == {expected}
 
 
 def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from itertools import product
 from typing import Any, get_args
 
@@ -12,16 +13,19 @@ from quire.engine.models.general.proof import ROWS, TOLERANCE, alike, called, no
 from quire.kernels.backend import Backend
 from quire.kernels.pointwise.gated_norm import GateActivation, GatedNorm, gated_norm_reference
 
+_TAKEN = ["hidden_states", "gate"]  # by a module that is one, and by `GatedNormModule`
 _GROUPS = ("n_groups", "group_size")  # by which name a module has how many there are, or of how many columns
 
 
 def gated_norm_of(module: nn.Module) -> GatedNorm | None:
-    """Return the RMSNorm with a gate that a module is, which it is called with behind what is normalised."""
+    """Return the RMSNorm with a gate that a module is, which takes what is normalised, and the gate."""
     weight: Any = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if [name for name, _ in module.named_parameters()] != ["weight"] or not isinstance(eps, float):
         return None
     if weight.dim() != 1 or weight.dtype not in TOLERANCE:
+        return None
+    if [*inspect.signature(module.forward).parameters] != _TAKEN:  # what else there is could change it
         return None
     # Small ones show the epsilon.
     sizes = torch.tensor([[1e-3], [1e-2], [1.0], [30.0]], device=weight.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS, StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ def chunks_of(prefill: PrefillBatch, tokens: int, block_size: int) -> Chunks:
     return Chunks(prefill.rows.long()[order][at], begin, end, token, nth > 0, end == lens[at], until[-1:])
 
 
-def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int, spare: int) -> StateStep:
+def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int) -> StateStep:
     """Return a step with blocks of the cache group that `batch` has the tables of."""
     decode, tables = batch.decode, batch.decode.block_tables
-    before, after = _blocks_of_decodes(decode, block_size, spare)
+    before, after = _blocks_of_decodes(decode, block_size)
     if chunks is None or batch.prefill is None:
         return StateStep(before, after, before.new_empty(0, 4))
     begin, end = chunks.begin, chunks.end
@@ -72,12 +72,12 @@ def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int, spar
     )
 
 
-def _blocks_of_decodes(decode: DecodeBatch, block_size: int, spare: int) -> tuple[Tensor, Tensor]:
+def _blocks_of_decodes(decode: DecodeBatch, block_size: int) -> tuple[Tensor, Tensor]:
     """Return the blocks that have the states before the tokens of decodes, and those that get them after."""
     tables, rows, lens = decode.block_tables, decode.rows.long(), decode.context_lens.long()
     before = tables[rows, (lens - 2).clamp(min=0) // block_size]
     after = tables[rows, (lens - 1).clamp(min=0) // block_size]
     return (
         torch.where(lens > 1, before, NO_STATE).int(),
-        torch.where(lens > 0, after, spare).int(),
+        torch.where(lens > 0, after, PADS).int(),
     )

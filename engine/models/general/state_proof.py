@@ -1,75 +1,119 @@
-"""What proves that kernels compute a module that keeps states: it gives what its own code gives."""
+"""What proves that kernels compute a module that keeps states: it gives what its own code gives.
+
+It does so in steps that have all that a step may have: chunks that are carried and that go on from a
+block, decodes of several sequences, from nothing, in place and into other blocks, and what pads. Blocks lie
+apart, as they do in a cache, and have NaN until states are left there, so that what reads too much shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from quire.engine.models.general.proof import alike, noise
 from quire.engine.models.general.stateful import CacheOfStates, Called
-from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.kernels.formats.state_spec import LayerStates
-from quire.kernels.recurrence.operations import Recurrences
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS, StateStep
 
-# A prompt in whole chunks and others, carried and from a block; the last leaves its states in block 1.
-_CHUNKS = ((CHUNK, NO_STATE, -1), (40, CARRIED, 0), (CHUNK - 1, 0, -1), (3, CARRIED, 1))
-_DECODES = ((1, 1), (1, 2))  # and two more tokens, in place and into another block
+_NOBODYS = 6  # the last block: of what pads
+# A sequence of one token, as a decode; one that pads stands where the other sequence's first token is. That
+# one leaves its states in block 1. The last chunk is not among those that are used.
+_FIRST = ((NO_STATE, 3), (NO_STATE, PADS))
+_CHUNKS = (
+    (0, _NOBODYS, _NOBODYS), (CHUNK, NO_STATE, -1), (0, NO_STATE, -1), (40, CARRIED, 0), (CHUNK - 1, 0, -1),
+    (3, CARRIED, 1), (0, NO_STATE, _NOBODYS),
+)  # fmt: skip
+# Two sequences that go on from the long one, and the short one; the last row pads.
+_DECODES = (((1, 2), (1, 4), (3, 3), (NO_STATE, PADS)), ((2, 2), (4, 5), (3, 3), (NO_STATE, PADS)))
+_PROMPT = sum(tokens for tokens, *_ in _CHUNKS)
 _TIMES = 4.0  # what rounding leaves of one operation: here are several
+Step: TypeAlias = tuple[StateStep, Sequence[Tensor]]  # and the states of a module
+# Makes what stands for a module's `forward`, of the module and what tells it the step.
+StandIn: TypeAlias = Callable[[nn.Module, Callable[[], Step | None]], Callable[..., Any]]
 
 
 @torch.inference_mode()
-def is_proved(module: nn.Module, layer: LayerStates, recurrences: Recurrences, hidden: int) -> bool:
-    """Return whether kernels give what a module's own code does, of noise [tokens, hidden], on its device."""
+def is_proved(module: nn.Module, layer: LayerStates, stand_in: StandIn, hidden: int) -> bool:
+    """Return whether what stands in for a module gives what its own code does, of noise [tokens, hidden]."""
     weight = next(module.parameters())
-    prompt = sum(tokens for tokens, *_ in _CHUNKS)
-    x = noise(prompt + len(_DECODES), hidden, weight)[None]
-    pieces = [x[:, :prompt], *x[:, prompt:].split(1, dim=1)]
+    sizes = [1 + _PROMPT, *map(len, _DECODES)]
+    given = noise(sum(sizes), hidden, weight)[None].split(sizes, dim=1)
     try:
-        theirs = _by_own_code(module, pieces)
-        ours = _by_kernels(module, layer, recurrences, pieces)
-        return all(alike(own, other, times=_TIMES) for own, other in zip(ours, theirs, strict=True))
+        theirs = _by_own_code(module, given)
+        ours = _by_kernels(module, layer, stand_in, given)
+        return ours is not None and all(map(_agree, ours, theirs))
     except torch.AcceleratorError:  # nothing more can be computed
         raise
     except Exception:  # modelling code may want anything, and a kernel more than a GPU has
         return False
 
 
-def _by_own_code(module: nn.Module, pieces: Sequence[Tensor]) -> list[Tensor]:
-    called, cache, results = Called(module), CacheOfStates({}), []
-    for piece in pieces:
-        results.append(called.forward(hidden_states=piece, **{called.cache: cache}))
-        cache = CacheOfStates(cache.states)
+def _agree(ours: Tensor, theirs: Tensor) -> bool:
+    """Return whether tokens agree; behind those that own code was given, ours pad."""
+    tokens = theirs.shape[1]
+    return alike(ours[:, :tokens], theirs, times=_TIMES) and bool(ours[:, tokens:].isfinite().all())
+
+
+def _by_own_code(module: nn.Module, given: Sequence[Tensor]) -> list[Tensor]:
+    called = Called(module)
+    short, long = CacheOfStates({}), CacheOfStates({})
+
+    def call(tokens: Tensor, cache: CacheOfStates) -> Tensor:
+        result: Tensor = called.forward(hidden_states=tokens, **{called.cache: cache})
+        return result
+
+    results = [torch.cat([call(given[0][:, :1], short), call(given[0][:, 1:], long)], dim=1)]
+    states = {key: torch.cat([state, state, short.states[key]]) for key, state in long.states.items()}
+    for tokens in given[1:]:
+        cache = CacheOfStates(states)
+        results.append(call(tokens[:, :3].transpose(0, 1), cache).transpose(0, 1))
+        states = cache.states
     return results
 
 
 def _by_kernels(
-    module: nn.Module, layer: LayerStates, recurrences: Recurrences, pieces: Sequence[Tensor]
-) -> list[Tensor]:
-    device = pieces[0].device
+    module: nn.Module, layer: LayerStates, stand_in: StandIn, given: Sequence[Tensor]
+) -> list[Tensor] | None:
+    """Return what kernels give; None if they wrote where nothing is to be left."""
+    device = given[0].device
+    # With a block ahead of the first, and other states beside those of each block.
+    memory = [
+        torch.full((_NOBODYS + 2, 2, *part.shape), torch.nan, dtype=getattr(torch, part.dtype), device=device)
+        for part in layer.parts
+    ]
+    states = [each[1:, 1] for each in memory]
+    results = [
+        _of_step(module, stand_in, (step, states), tokens)
+        for step, tokens in zip(_steps(device), given, strict=True)
+    ]
+    others = [part for each in memory for part in (each[0], each[:, 0], each[-1])]
+    return results if all(bool(each.isnan().all()) for each in others) else None
 
-    def numbers(*values: int) -> Tensor:
+
+def _of_step(module: nn.Module, stand_in: StandIn, step: Step, tokens: Tensor) -> Tensor:
+    result: Tensor = stand_in(module, lambda: step)(hidden_states=tokens)
+    return result
+
+
+def _steps(device: torch.device) -> list[StateStep]:
+    """Return the step of prompts, and those of decodes."""
+
+    def numbers(values: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    described, first = [], 0
+    described, first = [], 1
     for tokens, before, after in _CHUNKS:
-        described += [first, tokens, before, after]
+        described.append((first, tokens, before, after))
         first += tokens
-    steps = [StateStep(numbers(), numbers(), numbers(*described).view(-1, 4))]
-    steps += [StateStep(numbers(before), numbers(after), numbers().view(0, 4)) for before, after in _DECODES]
-    states = [
-        torch.zeros(3, *part.shape, dtype=getattr(torch, part.dtype), device=device) for part in layer.parts
-    ]
-    return [
-        _of_step(module, recurrences, step, states, piece) for step, piece in zip(steps, pieces, strict=True)
-    ]
-
-
-def _of_step(
-    module: nn.Module, recurrences: Recurrences, step: StateStep, states: Sequence[Tensor], piece: Tensor
-) -> Tensor:
-    whole = WholeStepModule(module, recurrences, lambda: (step, states))
-    result: Tensor = whole(hidden_states=piece)
-    return result
+    chunks = numbers(described)
+    used = chunks.new_full((1,), len(chunks) - 1)
+    steps: list[StateStep] = []
+    for decodes in (_FIRST, *_DECODES):
+        before, after = numbers(decodes).T.contiguous()
+        steps.append(
+            StateStep(before, after, chunks[:0]) if steps else StateStep(before, after, chunks, used)
+        )
+    return steps

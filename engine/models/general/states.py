@@ -8,9 +8,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from quire.engine.models.general.delta_nets import DeltaNetModule, is_delta_net
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
-from quire.engine.models.general.state_proof import is_proved
+from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule, is_known
 from quire.kernels.attention.batch import ForwardBatch
@@ -57,7 +58,7 @@ class StepStates:
             batch = self._groups[group]
             if self._chunks is None and batch.prefill is not None:
                 self._chunks = chunks_of(batch.prefill, len(batch.tokens), cache.block_size)
-            self._steps[group] = state_step(batch, self._chunks, cache.block_size, cache.spare)
+            self._steps[group] = state_step(batch, self._chunks, cache.block_size)
         return self._steps[group], cache.layers[layer]
 
 
@@ -74,23 +75,34 @@ def give_states(
     many columns, gives what its own code does; the others a piece at a time. Return whether there are such.
     """
     modules = dict(state_modules(model))
-    proved: dict[tuple[type[nn.Module], tuple[StateSpec, ...]], bool] = {}
+    proved: dict[tuple[type[nn.Module], tuple[StateSpec, ...]], StandIn | None] = {}
     takes_pieces = False
     for at, layer in enumerate(layers):
         module = modules[layer.name]
-        kind = (type(module), layer.parts)
-        if recurrences is None or not is_known(module, layer, recurrences):
-            proved[kind] = False
-        elif kind not in proved:
-            proved[kind] = is_proved(module, layer, recurrences, hidden)
-            if not proved[kind]:
-                logger.warning(
-                    "%s keeps states by transformers' code, and slower: kernels give other numbers here",
-                    kind[0].__name__,
-                )
-        if recurrences is not None and proved[kind]:
-            module.forward = WholeStepModule(module, recurrences, partial(step.whole, at))
+        kind, stand_in = (type(module), layer.parts), None
+        if recurrences is not None and is_known(module, layer):
+            if kind not in proved:
+                proved[kind] = _stand_in_of(module, layer, recurrences, hidden)
+            stand_in = proved[kind]
+        if stand_in is not None:
+            module.forward = stand_in(module, partial(step.whole, at))
         else:
             module.forward = PieceModule(module, layer, partial(step.in_pieces, at))
             takes_pieces = True
     return takes_pieces
+
+
+def _stand_in_of(
+    module: nn.Module, layer: LayerStates, recurrences: Recurrences, hidden: int
+) -> StandIn | None:
+    """Return the quickest of what stands in for a known module and gives what its own code does."""
+    stand_ins: list[StandIn] = [partial(DeltaNetModule, recurrences)] if is_delta_net(module) else []
+    stand_ins.append(partial(WholeStepModule, recurrences))
+    for stand_in in stand_ins:
+        if is_proved(module, layer, stand_in, hidden):
+            return stand_in
+    logger.warning(
+        "%s keeps states by transformers' code, and slower: kernels give other numbers here",
+        type(module).__name__,
+    )
+    return None

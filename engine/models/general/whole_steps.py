@@ -28,11 +28,9 @@ _DIMENSIONS = {**dict.fromkeys(_DELTA_RULES, 3), _STATE_SPACES: 3, selective_sca
 _ACTIVATIONS = (None, "silu", "swish")
 
 
-def is_known(module: nn.Module, layer: LayerStates, recurrences: Recurrences) -> bool:
+def is_known(module: nn.Module, layer: LayerStates) -> bool:
     """Return whether all states of a module are those of functions that there are kernels for."""
     forward = type(module).forward
-    if recurrences.state_space_scan is None and calls(forward, _STATE_SPACES):
-        return False
     known = {(True, 0): 2} if calls(forward, _CONVOLUTION) else {}  # and how many dimensions a state has
     called = [name for name in _DIMENSIONS if calls(forward, name)]
     if len(called) == 1:
@@ -73,8 +71,8 @@ class WholeStepModule:
 
     def __init__(
         self,
-        module: nn.Module,
         recurrences: Recurrences,
+        module: nn.Module,
         step: Callable[[], tuple[StateStep, Sequence[Tensor]] | None],
     ) -> None:
         self._called = Called(module)
@@ -138,9 +136,8 @@ class WholeStepModule:
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         step, state = self._found(rolls=False)
-        scan = self._recurrences.state_space_scan
-        assert scan is not None  # else the module is not known
-        out = scan(x[0], dt[0], A, B[0], C[0], D, dt_bias, dt_limit, state, step)
+        given = (x[0], dt[0], A, B[0], C[0], D, dt_bias, dt_limit)
+        out = self._recurrences.state_space_scan(*given, state, step)
         return out[None], state
 
     def _scan(
