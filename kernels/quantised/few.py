@@ -23,10 +23,9 @@ MOST_TOKENS = 16  # of a launch
 MOST_READ = 4.0  # bytes a number: more launches would read more than expanding the weight reads and writes
 ROWS = 16  # outputs of a program, each a row of the weight
 AHEAD_BYTES, AHEAD_BYTES_OF_GATE = 1024, 256  # of a row that a warp has asked for, of a gate and an up each
-X_AHEAD = 2  # lines of tokens that a warp has asked for
 
 # Before kernels ahead have ended, see `kernels.launch`.
-READS_EARLY = frozenset(("codes", "scales", "zeros", "norm"))
+READS_EARLY = frozenset(("codes",))
 
 
 @gluon.jit
@@ -237,8 +236,11 @@ def quantised_of_few(
     added: bool,
 ) -> None:
     """Compute out [T, N] of x [T, K], as `linear.skinny.linear_of_few` does, MOST_TOKENS at a time."""
-    if out.shape[1] % ROWS:
-        raise ValueError(f"this is for a multiple of {ROWS} outputs; got {out.shape[1]}")
+    if out.shape[1] % ROWS or not (x.is_contiguous() and out.is_contiguous()):
+        raise ValueError(
+            f"this is for a multiple of {ROWS} outputs and contiguous tokens; got {out.shape[1]} outputs and "
+            f"strides {x.stride()} and {out.stride()}"
+        )
     for begin in range(0, len(x), MOST_TOKENS):
         some = slice(begin, begin + MOST_TOKENS)
         _launch(out[some], x[some], weight, bias, norm, eps, gated=gated, added=added)
@@ -255,13 +257,14 @@ def _launch(
     gated: bool,
     added: bool,
 ) -> None:
-    (tokens, columns), outputs = x.shape, out.shape[1]
+    (count, columns), outputs = x.shape, out.shape[1]
+    tokens = 8 if count <= 8 else 16
     floats = weight.format.codes == "float8"
     _kernel[(outputs // ROWS,)](
-        out, x, weight.codes, weight.scales, weight.zeros, bias, norm, eps, tokens,
+        out, x, weight.codes, weight.scales, weight.zeros, bias, norm, eps, count,
         OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FLOATS=floats,
-        TOKENS=8 if tokens <= 8 else 16, ROWS=ROWS,
-        AHEAD=lines_ahead(weight.format, gated=gated), X_AHEAD=X_AHEAD, GATED=gated, ADDED=added,
+        TOKENS=tokens, ROWS=ROWS,
+        AHEAD=lines_ahead(weight.format, gated=gated), X_AHEAD=tokens_ahead(tokens), GATED=gated, ADDED=added,
         num_warps=warps_of(gated=gated, normed=norm is not None),
         **dependent_launch(x.device),
     )  # fmt: skip
@@ -271,6 +274,11 @@ def lines_ahead(form: WeightFormat, *, gated: bool) -> int:
     """Return how many lines of each weight a warp asks for before it multiplies."""
     of_line = LINE if form.codes == "float8" else LINE // 2
     return (AHEAD_BYTES_OF_GATE if gated else AHEAD_BYTES) // of_line
+
+
+def tokens_ahead(tokens: int) -> int:
+    """Return of how many lines a warp asks for tokens before it multiplies: registers hold no more."""
+    return 2 if tokens <= 8 else 1
 
 
 def warps_of(*, gated: bool, normed: bool) -> int:

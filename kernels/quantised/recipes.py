@@ -19,11 +19,10 @@ from quire.kernels.recipes import Recipe, always
 def most_fused_tokens(gpu: Gpu, dtype: torch.dtype) -> int:
     """Return up to how many tokens norms and sums are part of the products' kernels.
 
-    More than one token are quicker by Hopper's kernel that asks for weights ahead.
+    None where Hopper's kernel asks for weights ahead: to norm the tokens in each program takes longer.
     """
-    if not gpu.has_kernels or dtype != torch.bfloat16:
-        return 0
-    return 1 if hopper_stream.supports(gpu, dtype) else few.MOST_TOKENS
+    streams = hopper_stream.supports(gpu, dtype)
+    return few.MOST_TOKENS if gpu.has_kernels and dtype == torch.bfloat16 and not streams else 0
 
 
 def _tiling(case: Product, *, gated: bool = False, divided: bool = False) -> Tiling | None:
@@ -61,12 +60,28 @@ def _is_fused(case: Product) -> bool:
     return case.fused
 
 
+def _prefers_few(case: Product) -> bool:
+    """Tell whether so few programs as a product that is not divided has are quicker by `quantised.few`.
+
+    As measured on an H200 (loadtest/results/quantised-products.json).
+    """
+    form = case.weight.format
+    most = 8 if form != "dense" and form.codes == "int4" else 1
+    return case.tokens <= most
+
+
 QUANTISED_IN: tuple[Recipe[Product, ProjectIn], ...] = (
     Recipe(
         "norm and product of few bits (quantised.few)",
         _of_few_fused,
         _is_fused,
         lambda case: operations.few_linear,
+    ),
+    Recipe(
+        "norm, then product of few bits (quantised.few)",
+        _of_few,
+        _prefers_few,
+        lambda case: operations.normed_few_linear,
     ),
     Recipe(
         "product of few bits asked for ahead (quantised.stream)",
@@ -118,7 +133,7 @@ QUANTISED_OUT: tuple[Recipe[Product, ProjectOut], ...] = (
     Recipe(
         "product of few bits and sum (quantised.few)",
         _of_few,
-        _is_fused,
+        lambda case: case.fused or case.tokens == 1,
         lambda case: operations.few_add,
     ),
     Recipe(
@@ -147,7 +162,7 @@ QUANTISED_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
     Recipe(
         "product of few bits (quantised.few), then sum over ranks and norm",
         _of_few,
-        lambda case: case.fused or _tiling(case, divided=True) is None,
+        lambda case: case.fused or not _streams_parts(case),
         lambda case: operations.few_add_over_ranks,
     ),
     Recipe(

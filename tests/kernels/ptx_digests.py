@@ -24,6 +24,7 @@ from pathlib import Path
 import triton
 from compiled import Case, ptx_and_shared
 from gpus import GPUS
+from quantised_variants import few_quantised_variants, stream_quantised_variants
 from test_compile_gpus import ALIKE, WHOLE, attention_cases, for_gpu, small_cases
 from test_compile_sm90 import (
     experts_variants,
@@ -41,9 +42,9 @@ FILE = Path(__file__).with_suffix(".json")
 
 def variants() -> Iterator[tuple[str, Case, int]]:
     """Yield each variant's name, its case and the compute capability that it is compiled for."""
-    both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
+    both = plain_variants() | few_tokens_variants() | hopper_decode_variants() | few_quantised_variants()
     hopper = hopper_variants() | hopper_linear_variants() | hopper_matmul_variants()
-    hopper |= hopper_gemv_variants() | experts_variants()
+    hopper |= hopper_gemv_variants() | experts_variants() | stream_quantised_variants()
     small = small_cases()
     for name, case in (both | hopper).items():
         yield f"90 {name}", case, 90

@@ -23,6 +23,7 @@ import triton.language as tl
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
 from made_once import made_once
+from quantised_variants import few_quantised_variants
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
 
 from quire.kernels.attention import cascade as shared_prefix
@@ -57,6 +58,9 @@ WHOLE = {
         "qkv_to_cache_fp12",
         "gemv_gate_up",
         "few_tokens_gated",
+        "few_quantised_gate",
+        "few_quantised_gate_int4",
+        "expand_floats",
         "split_output",
         "merge",
         "thresholds",
@@ -316,7 +320,8 @@ def bytes_on_each_alike() -> dict[str, list[int]]:
 
 
 def variants() -> dict[str, Case]:
-    return plain_variants() | few_tokens_variants() | hopper_decode_variants()
+    both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
+    return both | few_quantised_variants()
 
 
 def alike_to(likeness: int) -> list[int]:

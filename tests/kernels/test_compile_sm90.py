@@ -17,6 +17,7 @@ import pytest
 from compiled import Case, compiled_for, spilled_bytes
 from early_reads import read_early
 from made_once import made_once
+from quantised_variants import few_quantised_variants, stream_quantised_variants
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -170,6 +171,19 @@ SPILLS_LIMIT = {
     "selective_scan": 0,
     "selective_scan_chunks": 0,
     "selective_scan_chunks_wide": 0,
+    "few_quantised_norm": 0,
+    "few_quantised_gate": 0,
+    "few_quantised_add": 20,
+    "few_quantised_add_fp16": 0,
+    "few_quantised_gate_int4": 0,
+    "expand_floats": 0,
+    "expand_int4": 0,
+    "expand_small_groups": 0,
+    "stream_quantised_8": 0,
+    "stream_quantised_gate_16": 0,
+    "stream_quantised_gate_64": 0,
+    "stream_quantised_parts_64": 0,
+    "stream_quantised_parts_128": 0,
 }
 # Loads before a kernel waits: of what was there before the kernel ahead began, and of nothing else.
 READS_EARLY = {
@@ -218,6 +232,8 @@ COPIES_EARLY = {
     "hopper_gemv_add": 1,
     "hopper_gemv_half_lines": 5,
 }
+# In names of what is not launched dependently.
+APART = ("prefill", "dequantize", "matmul", "chunks", "expand")
 WRITES_EARLY = {
     "decode_beside",
     "hopper_decode_beside",
@@ -876,7 +892,7 @@ def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:
 def test_kernels_wait_before_they_write(found: dict[str, dict[str, Any]]) -> None:
     """Those that are launched dependently; prefill and products of many tokens are not and need not."""
     for name, variant in found.items():
-        launched_dependently = not any(kind in name for kind in ("prefill", "dequantize", "matmul", "chunks"))
+        launched_dependently = not any(kind in name for kind in APART)
         assert (variant["waits"] >= 0) == launched_dependently, name
         assert variant["writes_early"] == (name in WRITES_EARLY or not launched_dependently), name
 
@@ -906,6 +922,6 @@ def test_the_first_layer_begins_when_what_is_known_of_tokens_is_there(
 if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
     cases |= hopper_linear_variants() | hopper_gemv_variants() | hopper_matmul_variants() | experts_variants()
-    cases |= recurrence_variants()
+    cases |= recurrence_variants() | few_quantised_variants() | stream_quantised_variants()
     with ThreadPoolExecutor() as pool:
         print(json.dumps(dict(zip(cases, pool.map(described, cases.values()), strict=True))))

@@ -28,7 +28,7 @@ FORMATS = {
 TOKENS = (1, 5, 16, 17, 64, 100, 250, 300) if torch.cuda.is_available() else (1, 17)
 # (outputs, inputs): whole rounds of warps, ragged ones, less than one for each warp
 SHAPES = ((256, 1024), (320, 2176), (128, 384))
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}  # of the largest
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # of the largest
 
 
 @pytest.fixture(params=FORMATS)
@@ -126,10 +126,8 @@ def test_tokens_are_the_same_whoever_is_beside_them(layer, device, dtype):
 def test_what_kernels_do_not_take_is_refused(device):
     form = FORMATS["int4"]
     weight = weight_of(form, draw_numbers(form, 24, 128, device))
-    x, out = torch.zeros(17, 128, device=device), torch.zeros(17, 24, device=device)
-    with pytest.raises(
-        ValueError, match="up to 16 tokens and a multiple of 16 outputs; got 17 tokens and 24"
-    ):
+    x, out = torch.zeros(1, 128, device=device), torch.zeros(1, 24, device=device)
+    with pytest.raises(ValueError, match="a multiple of 16 outputs and contiguous tokens; got 24 outputs"):
         few.quantised_of_few(out, x, weight, None, None, 0.0, gated=False, added=False)
 
 
