@@ -33,6 +33,7 @@ _FLOAT8_TO_FP16 = gl.constexpr(  # where they stand 2^8 too low
     .replace("shl.b32 rest, $2, 4", "shl.b32 rest, $2, 7")
     .replace("shr.b32 rest, $2, 4", "shr.b32 rest, $2, 1")
     .replace("0x07f007f0", "0x3f803f80")
+    .replace("bf16x2", "f16x2")
 )
 # Eight integers of a word: as the last bits of 128 or 1024, of which that and the zero point are subtracted.
 _INT4_TO_BF16 = gl.constexpr("""
