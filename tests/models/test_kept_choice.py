@@ -206,6 +206,21 @@ def test_the_doctor_counts_numbers_of_weights_that_are_to_be_expanded(
         assert not kept[told_of].startswith(f"weights {size} each")
 
 
+def test_a_start_that_has_no_room_for_expanded_weights_says_that_they_need_not_be(tmp_path: Path) -> None:
+    folder, plain = save_quantised("qwen3", FLOATS["rows"], tmp_path, SIZES)
+
+    def refuse(folder: Path, **asked: Any) -> None:
+        config = EngineConfig(model=str(folder), gpu_memory_utilization=0.5, **asked)
+        refuse_too_large(config, folder, read_model(folder), 2, UNSCALED[torch.bfloat16], 2 << 30)
+
+    told = "take a smaller model, leave out --quantized-weights expand, or raise --gpu-memory-utilization"
+    with pytest.raises(ValueError, match=told):
+        refuse(folder, quantized_weights="expand")
+    for asked in ({}, {"quantized_weights": "expand"}):
+        with pytest.raises(ValueError, match="take a smaller model, or raise"):
+            refuse(plain if asked else folder, **asked)
+
+
 def test_a_start_is_not_refused_on_a_gpu_that_has_room_for_what_is_kept(tmp_path: Path) -> None:
     folder = save("awq", tmp_path)
     model = read_model(folder)
