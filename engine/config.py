@@ -16,6 +16,7 @@ PreemptionMode = Literal["auto", "swap", "recompute"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 BLOCK_SIZE = 16  # unless a model needs another
 ModelImpl = Literal["auto", "native", "transformers"]
+QuantizedWeights = Literal["keep", "expand"]
 Phase = Literal["download", "weights", "kernels", "memory", "warm-up", "graphs", "ready"]
 KVCacheDtype = Literal[
     "auto", "model", "fp8_e4m3", "fp12_e4m7"
@@ -32,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         "auto"  # model: its own; auto: `quire.engine.device.kv_cache.automatic_format`
     )
     load_format: Literal["auto", "dummy"] = "auto"
+    quantized_weights: QuantizedWeights = "keep"  # keep: in few bits, where kernels multiply by them
     lora: str | None = None  # a folder that peft wrote, of an adapter that is merged into the model
     runner: Runner = "auto"  # generate: text; pooling: vectors of prompts; auto: as the model's folder says
     model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code

@@ -38,7 +38,7 @@ from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_in_folder
+from quire.engine.models.stored_weights import keep_by_flags
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
@@ -184,7 +184,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
     backend = triton_backend() if device.type == "cuda" else torch_backend()
     if device.type == "cuda":
         total = torch.cuda.mem_get_info(device)[1]
-        keep = keep_in_folder(folders.base, whole, dtype, backend.keeps, dummy=config.load_format == "dummy")
+        keep = keep_by_flags(config, folders.base, whole, dtype, backend.keeps)
         refuse_too_large(config, folders.base, whole, dtype.itemsize, kv_format, total, keep)
     return _Chosen(
         whole=whole,
@@ -215,8 +215,7 @@ def _load(
             kernels(0, 1)
             alone = None if ranks is None else ranks.alone()
             held, keeps = (chosen.block_size, chosen.kv_format), chosen.backend.keeps
-            dummy = config.load_format == "dummy"
-            kept = keep_in_folder(folder, chosen.whole, chosen.dtype, keeps, dummy=dummy)(chosen.part)
+            kept = keep_by_flags(config, folder, chosen.whole, chosen.dtype, keeps)(chosen.part)
             precompile(
                 chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, kept.formats
             )
@@ -228,6 +227,7 @@ def _load(
             dtype=chosen.dtype,
             max_model_len=chosen.limits.max_model_len,
             load_format=config.load_format,
+            quantized_weights=config.quantized_weights,
             seed=config.seed or 0,
             ranks=ranks,
             on_progress=report.phase("weights", "B"),

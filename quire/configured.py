@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from typing import Any, Literal
 
 from quire.arguments import ChatPrompt, Message, chat_prompt, engine_config
-from quire.engine.config import KVCacheDtype, ModelImpl, PreemptionMode, Progress
+from quire.engine.config import KVCacheDtype, ModelImpl, PreemptionMode, Progress, QuantizedWeights
 from quire.engine.models.pooling import Runner
 from quire.service.demo import MODEL_FOLDER
 from quire.service.text.model_tokenizer import tokenizer_of
@@ -27,6 +27,7 @@ class Configured:
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
+        quantized_weights: QuantizedWeights = "keep",
         lora: str | PathLike[str] | None = None,
         runner: Runner = "auto",
         model_impl: ModelImpl = "auto",

@@ -16,7 +16,7 @@ from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_in_folder
+from quire.engine.models.stored_weights import keep_by_flags
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
@@ -78,7 +78,7 @@ def on_gpus(
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
-    keep = keep_in_folder(folder, model, dtype, keeps, dummy=config.load_format == "dummy")
+    keep = keep_by_flags(config, folder, model, dtype, keeps)
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",

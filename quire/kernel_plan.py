@@ -17,7 +17,7 @@ from quire.engine.models.kept_weights import Kept
 from quire.engine.models.layers import layer_shapes
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_in_folder
+from quire.engine.models.stored_weights import keep_by_flags
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
@@ -44,7 +44,7 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     held = named_format(config.kv_cache_dtype, model, dtype, gpu)
     print(f"{config.model} on {gpu.name}, in {name}, KV cache in {held.name}")
     supports = keeps if gpu.has_kernels else keeps_none
-    keep = keep_in_folder(folders.base, model, dtype, supports, dummy=config.load_format == "dummy")
+    keep = keep_by_flags(config, folders.base, model, dtype, supports)
     for line in plan_lines(model, dtype, held, gpu, config, keep(model)):
         print(line)
 

@@ -14,7 +14,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.kept_weights import Keep
+from quire.engine.models.kept_weights import Keep, may_keep
 from quire.engine.parallel.fit import fits, keep_none, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
@@ -50,6 +50,8 @@ def refuse_too_large(
         return
     enough = smallest(fits(folder, model, itemsize, held, budget, keep))
     hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
+    if config.quantized_weights == "expand" and may_keep(model):
+        hint += ", leave out --quantized-weights expand"
     where = "one GPU" if ranks == 1 else f"each of {ranks} GPUs"
     raise ValueError(
         f"on {where} the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "

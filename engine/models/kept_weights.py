@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import torch
 
+from quire.engine.config import QuantizedWeights
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.layers import PRODUCTS, layer_shape, names_of
@@ -69,6 +70,13 @@ def keep(part: ModelConfig, stored: Stored, dtype: torch.dtype, supports: Suppor
         if name not in of_products and BASE + name not in of_products
     }
     return Kept(formats, reasons)
+
+
+def as_asked(stored: Stored, quantized_weights: QuantizedWeights) -> Stored:
+    """Return the formats of a folder's weights, none of which can be kept if all are to be expanded."""
+    if quantized_weights == "keep":
+        return stored
+    return dict.fromkeys(stored, "--quantized-weights is expand")
 
 
 def described(config: ModelConfig) -> Stored:

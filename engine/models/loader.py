@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from quire.engine.config import QuantizedWeights
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import copies_to
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.expansion import expand_files, tell_expanded
 from quire.engine.models.filling import fill, holds
 from quire.engine.models.gpt2 import GPT2
-from quire.engine.models.kept_weights import described, keep
+from quire.engine.models.kept_weights import as_asked, described, keep
 from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
 from quire.engine.models.stored_weights import stored_in
@@ -60,6 +61,7 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int,
     load_format: Literal["auto", "dummy"] = "auto",
+    quantized_weights: QuantizedWeights = "keep",
     seed: int = 0,
     ranks: Ranks | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -67,7 +69,8 @@ def load_model(
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
     `ranks`: those that it is divided among, `config` being that of one of them; of the files only what this
-    rank holds is read. `on_progress` gets (done, total) bytes.
+    rank holds is read. `on_progress` gets (done, total) bytes. `quantized_weights`: `keep` those that
+    `backend` multiplies by in few bits, or `expand` all.
 
     `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
@@ -97,7 +100,7 @@ def load_model(
     opened = [] if load_format == "dummy" else [open_weights(path) for path in weight_files(Path(folder))]
     files = expand_files(opened, config.quantised, dtype, device)
     stored = described(config) if load_format == "dummy" else stored_in(files, config)
-    kept = keep(config, stored, dtype, backend.keeps)
+    kept = keep(config, as_asked(stored, quantized_weights), dtype, backend.keeps)
     if config.quantised is not None and tells:
         tell_expanded(config.quantised, dtype, kept)
     weights = Weights(device, dtype, ranks, kept.formats)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from quire.engine.config import EngineConfig, QuantizedWeights
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.float8_files import Float8Tensor
-from quire.engine.models.kept_weights import Keep, Stored, Supports, described, keep, may_keep
+from quire.engine.models.kept_weights import Keep, Stored, Supports, as_asked, described, keep, may_keep
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.weight_files import open_weights, weight_files
 
@@ -31,11 +32,25 @@ def stored_in(files: list[Any], config: ModelConfig) -> Stored:
 
 
 def keep_in_folder(
-    folder: Path, model: ModelConfig, dtype: torch.dtype, supports: Supports, *, dummy: bool = False
+    folder: Path,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    supports: Supports,
+    *,
+    dummy: bool = False,
+    quantized_weights: QuantizedWeights = "keep",
 ) -> Keep:
     """Return what chooses which of a folder's weights are kept; dummy: those are drawn, and none read."""
-    stored = _stored_in_folder(folder, model, dummy=dummy)
+    stored = as_asked(_stored_in_folder(folder, model, dummy=dummy), quantized_weights)
     return partial(keep, stored=stored, dtype=dtype, supports=supports)
+
+
+def keep_by_flags(
+    config: EngineConfig, folder: Path, model: ModelConfig, dtype: torch.dtype, supports: Supports
+) -> Keep:
+    """Return what chooses which of a folder's weights an engine with these flags keeps."""
+    dummy, asked = config.load_format == "dummy", config.quantized_weights
+    return keep_in_folder(folder, model, dtype, supports, dummy=dummy, quantized_weights=asked)
 
 
 def _stored_in_folder(folder: Path, config: ModelConfig, *, dummy: bool) -> Stored:

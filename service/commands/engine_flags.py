@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl
+from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl, QuantizedWeights
 from quire.engine.models.pooling import Runner
 from quire.service.commands.flags import add_lora, add_model, flag
 from quire.service.commands.parser import Flag, FlagGroup, Parser
@@ -42,6 +42,14 @@ def add_model_flags(group: FlagGroup) -> None:
         choices=("auto", "dummy"),
         default="auto",
         help="dummy: random weights, only config.json and the tokenizer are read.",
+    )
+    flag(
+        group,
+        "--quantized-weights",
+        choices=get_args(QuantizedWeights),
+        default="keep",
+        help="keep: on a GPU, those of layers stay in the 8 or 4 bits that files have, where kernels "
+        "multiply by them; expand: all become numbers of --dtype, in twice or four times the bytes.",
     )
     flag(
         group,

@@ -82,3 +82,16 @@ def test_tokens_are_those_of_expanded_weights(folder: Path, monkeypatch: pytest.
     expanded = run(core, requests("greedy"))
     monkeypatch.setattr(rank, "torch_backend", lambda: KEEPING)
     assert run(start(folder)[0], requests("greedy")) == expanded
+
+
+@pytest.mark.usefixtures("keeping")
+def test_an_engine_that_is_asked_to_expand_keeps_none(folder: Path) -> None:
+    core, bits = start(folder, quantized_weights="expand")
+    assert not bits
+    kept, bits = start(folder, quantized_weights="keep")
+    assert bits
+    assert run(core, requests("greedy")) == run(kept, requests("greedy"))
+
+
+def test_keeping_is_no_demand_where_nothing_can_be_kept(folder: Path) -> None:
+    assert not start(folder, quantized_weights="keep")[1]

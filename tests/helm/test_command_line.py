@@ -40,6 +40,7 @@ def test_server_understands_its_arguments(values: str) -> None:
             dtype="bfloat16",
             kv_cache_dtype="fp12_e4m7",
             load_format="dummy",
+            quantized_weights="expand",
             runner="generate",
             model_impl="transformers",
             generation_config="vllm",

@@ -77,6 +77,7 @@ def test_choices_are_those_of_the_flags() -> None:
     hints = get_type_hints(EngineConfig)
     settings = {"device": "device", "dtype": "dtype", "kv_cache_dtype": "kvCacheDtype"}
     settings |= {"load_format": "loadFormat", "preemption_mode": "preemptionMode"}
+    settings |= {"quantized_weights": "quantizedWeights"}
     engine = SCHEMA["properties"]["engine"]["properties"]
     assert {name: list(get_args(hints[name])) for name in settings} == {
         name: engine[key]["enum"] for name, key in settings.items()

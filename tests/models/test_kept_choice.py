@@ -178,6 +178,49 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
         assert told[f"on {ranks} GPU{'s' * (ranks > 1)}"].startswith(f"weights {_size(size)} each")
 
 
+@pytest.mark.parametrize("form", ["awq", "blocks"])
+def test_the_doctor_counts_numbers_of_weights_that_are_to_be_expanded(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(form, tmp_path)
+    model = read_model(folder)
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
+
+    def told(**asked: Any) -> dict[str, str]:
+        config = EngineConfig(
+            model=str(folder), device="cpu", dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20,
+            preemption_mode="recompute", **asked,
+        )  # fmt: skip
+        info = start_engine(config)[1]
+        return dict(describe(info)) | dict(on_gpus(folder, model, info, config, 8 << 30))
+
+    kept, all_numbers = told(), told(quantized_weights="expand")
+    for each in (kept, all_numbers):
+        assert ("those of layers' products in" in each["weights"]) == (each is kept)
+    num_bytes = load(folder, torch_backend(), dtype=torch.bfloat16)[1]
+    assert all_numbers["weights"] == f"{_size(num_bytes)} in bfloat16"
+    for ranks in (1, 2):
+        size = _size(weight_bytes(folder, model.of_rank(ranks), 2))
+        told_of = f"on {ranks} GPU{'s' * (ranks > 1)}"
+        assert all_numbers[told_of].startswith(f"weights {size} each")
+        assert not kept[told_of].startswith(f"weights {size} each")
+
+
+def test_a_start_that_has_no_room_for_expanded_weights_says_that_they_need_not_be(tmp_path: Path) -> None:
+    folder, plain = save_quantised("qwen3", FLOATS["rows"], tmp_path, SIZES)
+
+    def refuse(folder: Path, **asked: Any) -> None:
+        config = EngineConfig(model=str(folder), gpu_memory_utilization=0.5, **asked)
+        refuse_too_large(config, folder, read_model(folder), 2, UNSCALED[torch.bfloat16], 2 << 30)
+
+    told = "take a smaller model, leave out --quantized-weights expand, or raise --gpu-memory-utilization"
+    with pytest.raises(ValueError, match=told):
+        refuse(folder, quantized_weights="expand")
+    for asked in ({}, {"quantized_weights": "expand"}):
+        with pytest.raises(ValueError, match="take a smaller model, or raise"):
+            refuse(plain if asked else folder, **asked)
+
+
 def test_a_start_is_not_refused_on_a_gpu_that_has_room_for_what_is_kept(tmp_path: Path) -> None:
     folder = save("awq", tmp_path)
     model = read_model(folder)
@@ -229,3 +272,27 @@ def test_a_start_says_what_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
         load(folder, dtype=torch.bfloat16)
     assert "28 weights of layers are kept in 4 bits, as files have them; activations are not" in caplog.text
     assert "4 times the bytes" not in caplog.text
+
+
+@pytest.mark.parametrize(("form", "held"), [("awq", "4"), ("rows", "2")])
+def test_a_start_that_is_to_expand_says_that_it_does(
+    form: str, held: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save(form, tmp_path)
+    with caplog.at_level(logging.INFO, "quire.engine"):
+        model, num_bytes = load(folder, dtype=torch.bfloat16, quantized_weights="expand")
+    assert "no weights are kept in few bits: --quantized-weights is expand (28)\n" in caplog.text
+    assert f"{held} times the bytes" in caplog.text
+    assert "no kernels" not in caplog.text
+    other, expected = load(folder, torch_backend(), dtype=torch.bfloat16)
+    assert num_bytes == expected
+    assert all(map(torch.equal, weights_of(model), weights_of(other)))  # type: ignore[arg-type]
+
+
+def test_dummy_weights_are_numbers_if_they_are_to_be_expanded(tmp_path: Path) -> None:
+    folder = save("words", tmp_path)
+    given: dict[str, Any] = {"load_format": "dummy", "seed": 3}
+    model, num_bytes = load(folder, quantized_weights="expand", **given)
+    other, expected = load(folder, torch_backend(), **given)
+    assert num_bytes == expected
+    assert all(map(torch.equal, weights_of(model), weights_of(other)))  # type: ignore[arg-type]

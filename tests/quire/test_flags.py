@@ -142,6 +142,11 @@ def test_an_environment_variable_is_blamed_by_its_own_name(monkeypatch: pytest.M
     for name, text, told in (
         ("QUIRE_PORT", "eighty", "QUIRE_PORT must be a whole number, got 'eighty'"),
         ("QUIRE_ENFORCE_EAGER", "yes", "QUIRE_ENFORCE_EAGER must be 0 or 1, got 'yes'"),
+        (
+            "QUIRE_QUANTIZED_WEIGHTS",
+            "some",
+            "QUIRE_QUANTIZED_WEIGHTS must be one of keep, expand, got 'some'",
+        ),
         ("QUIRE_DTYPE", "fp8", "QUIRE_DTYPE must be one of auto, float32, float16, bfloat16, got 'fp8'"),
     ):
         with monkeypatch.context() as patch:

@@ -12,6 +12,7 @@ from quire.commands.doctor import GPU_NAMES
 from quire.kernels.gpu import KNOWN
 from quire.service.demo import MODEL_FOLDER
 from tests.engine.pooling import as_sentence_model
+from tests.models.kept_folder import save
 from tests.usage import usage_error
 
 
@@ -42,6 +43,19 @@ def test_it_names_a_recipe_for_each_operation_of_each_step(
         )
     assert "torch" not in text
     assert ("attention.hopper_decode" in text) == (gpu in ("H100", "B200", "RTX 5090"))
+
+
+def test_products_are_by_the_weights_that_an_engine_with_these_flags_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ["doctor", str(save("awq", tmp_path)), "--plan", "--gpu", "H100", "--dtype", "bfloat16"]
+    plans = []
+    for asked in ([], ["--quantized-weights", "keep"], ["--quantized-weights", "expand"]):
+        with pytest.raises(SystemExit):
+            main([*arguments, *asked])
+        plans.append(capsys.readouterr().out)
+    assert plans[0] == plans[1]
+    assert ["few bits" in plan for plan in plans] == [True, True, False]
 
 
 def test_a_gpu_is_for_plans(capsys: pytest.CaptureFixture[str]) -> None:
