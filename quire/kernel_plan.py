@@ -22,6 +22,7 @@ from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.plan import plan_attention, plan_layer
+from quire.kernels.quantised.stream import Tiling as QuantisedTiling
 from quire.kernels.quantised.supports import keeps, keeps_none
 from quire.kernels.recipes import Chosen
 from quire.kernels.shapes import LayerShape, StepShape
@@ -59,7 +60,7 @@ def plan_lines(
         yield f"\n{title}"
         for layer in kinds:
             if len(kinds) > 1:
-                yield f" layers of {layer.cache.window or 'all'} keys"
+                yield f" layers of {layer.cache.window or 'all'} keys{_kept(layer)}"
             for operation, name in operations(gpu, layer, held, step):
                 yield f"  {operation:<12} {name}"
         if step.chunks is not None:
@@ -67,6 +68,13 @@ def plan_lines(
             yield " the last layer, past its keys and values of newest tokens only"
             for operation, name in operations(gpu, shapes[-1], held, last):
                 yield f"  {operation:<12} {name}"
+
+
+def _kept(layer: LayerShape) -> str:
+    """Say which products of a layer are by weights in few bits."""
+    matrices = {"qkv": layer.qkv, "output": layer.output, "up": layer.up, "down": layer.down}
+    kept = [name for name, matrix in matrices.items() if matrix is not None and matrix.format != "dense"]
+    return f", in few bits: {', '.join(kept)}" if kept else ""
 
 
 def steps(config: EngineConfig, longest: int) -> Iterator[tuple[str, StepShape]]:
@@ -118,7 +126,7 @@ def described(chosen: Chosen[Any]) -> str:
     for name, value in made.items():
         if isinstance(value, Enum):
             words.append(f"{name.removesuffix('_by')}: {value.value}")
-        elif isinstance(value, Tiling):
+        elif isinstance(value, (Tiling, QuantisedTiling)):
             words.append(", ".join(f"{key} {count}" for key, count in asdict(value).items()))
         elif isinstance(value, int):
             words.append(f"{name}: {value}")

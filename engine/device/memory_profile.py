@@ -14,12 +14,15 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.decoder import Decoder
 from quire.engine.models.kept_weights import Keep, may_keep
+from quire.engine.models.loader import Model
 from quire.engine.parallel.fit import fits, keep_none, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
 from quire.kernels.attention.latent.earlier import MOST_BYTES as EXPANDED_BYTES
 from quire.kernels.formats.kv_format import KVFormat
+from quire.kernels.quantised.weight import QuantisedWeight
 
 CPU_CACHE_BYTES = 2 << 30  # most that the KV cache takes of a CPU's memory unless told otherwise
 UNFUSED_TOKENS = (
@@ -91,15 +94,18 @@ def measure_blocks(
 ) -> int:
     """Return how many KV blocks fit on every rank beside the weights and the largest step's activations."""
     if runner.device.type == "cuda":
-        activations = _activation_bytes(runner)
+        # Of a step of any size the same: a weight in few bits is written out for the products of many tokens.
+        written = written_out_bytes(runner.model)
+        activations = activation_bytes(runner, written)
         if runner.model.config.chosen_tokens:  # of long contexts, which the profiled step has not
             activations += CHOICE_BYTES
         if not config.enforce_eager:  # a graph's are its own, which all share
             activations += activations * runner.mixed_sizes[-1] // runner.limits.max_num_batched_tokens
+            written *= 2
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(runner.device)
         budget = int(total * config.gpu_memory_utilization) - (total - free)
-        spare = budget - activations - RESERVE_BYTES
+        spare = budget - activations - written - RESERVE_BYTES
         hint = (
             "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or divide the "
             f"model among more GPUs than {config.tensor_parallel_size} by --tensor-parallel-size"
@@ -121,8 +127,17 @@ def measure_blocks(
     return min(spare // block_bytes, most)
 
 
-def _activation_bytes(runner: ModelRunner) -> int:
-    """Return the most bytes that a step allocates on a CUDA device."""
+def written_out_bytes(model: Model) -> int:
+    """Return the bytes of the largest weight that is kept in few bits, as products of many tokens take it."""
+    if not isinstance(model, Decoder):
+        return 0
+    weights = [weight for layer in model.layers for weight in layer.weights]
+    kept = [weight.shape for weight in weights if isinstance(weight, QuantisedWeight)]
+    return max((outputs * inputs for outputs, inputs in kept), default=0) * model.embedding.element_size()
+
+
+def activation_bytes(runner: ModelRunner, written: int) -> int:
+    """Return the most bytes that a step allocates on a CUDA device, beside `written` of any step."""
 
     def taken(run: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(runner.device)
@@ -131,7 +146,7 @@ def _activation_bytes(runner: ModelRunner) -> int:
         return torch.cuda.max_memory_allocated(runner.device) - before
 
     def of(step: StepPlan) -> int:
-        return taken(lambda: runner.launch(step).wait())
+        return max(taken(lambda: runner.launch(step).wait()) - written, 0)
 
     limits = runner.limits
     few_tokens = min(UNFUSED_TOKENS, limits.max_num_batched_tokens)

@@ -13,6 +13,7 @@ from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.operations import AnyLinear, Hidden
 from quire.kernels.plan import LayerOps
+from quire.kernels.quantised.weight import QuantisedWeight
 
 
 class MLP(Protocol):
@@ -51,6 +52,12 @@ class PreNormLayer:
     output: AnyLinear
     mlp_norm: Tensor
     mlp: MLP
+
+    @property
+    def weights(self) -> list[Tensor | QuantisedWeight]:
+        """Return the weights of the products that `LayerOps` computes."""
+        mlp = (self.mlp.gate_up, self.mlp.down) if isinstance(self.mlp, GatedMLP) else ()
+        return [layer.weight for layer in (self.qkv, self.output, *mlp)]
 
 
 def run_layers(

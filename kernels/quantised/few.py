@@ -1,7 +1,7 @@
 """Fused linear layers of a few tokens, by weights in few bits, on tensor cores.
 
 In Gluon, Triton's lower level. As in `linear.skinny` each warp of a program takes a part of the columns, here
-every so manieth line, and reads the weight from global memory as the tensor cores want it, 16 bytes a thread.
+lines in turn, and reads the weight from global memory as the tensor cores want it, 16 bytes a thread.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def streamed_add(
     tiles: Tiling,
 ) -> Hidden:
     """Leave parts of long sums to the norm, which adds them up together with the residual."""
-    parts = stream_linear_parts(_dense(whole(x)), layer.weight, tiles)
+    parts = stream_linear_parts(whole(x), layer.weight, tiles)
     normed, residual = add_rms_norm(parts, residual, norm, eps)
     return Hidden(residual, normed)
 
@@ -76,15 +76,10 @@ def streamed_add_over_ranks(
 ) -> Hidden:
     """Leave parts of long sums to what sends them to the other ranks."""
     assert layer.ranks is not None
-    parts = stream_linear_parts(_dense(whole(x)), layer.weight, tiles)
+    parts = stream_linear_parts(whole(x), layer.weight, tiles)
     normed, residual = layer.ranks.add_rms_norm(parts, residual, norm, eps)
     return Hidden(residual, normed)
 
 
 def _normed(hidden: Hidden, norm: Tensor, eps: float) -> Tensor:
     return rms_norm(hidden.residual, norm, eps) if hidden.normed is None else hidden.normed
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Return tokens next to each other, as the copy engine takes them."""
-    return x if x.is_contiguous() else x.contiguous()

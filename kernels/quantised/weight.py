@@ -31,8 +31,14 @@ class WeightFormat:
         return inputs // self.group if self.group else 1
 
     def takes(self, inputs: int) -> bool:
-        """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so."""
-        return inputs % LINE == 0 and (not self.group or (self.group % 64 == 0 and inputs % self.group == 0))
+        """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so.
+
+        A line has one group, or each half of it.
+        """
+        whole = not self.group or (
+            (self.group == LINE // 2 or self.group % LINE == 0) and inputs % self.group == 0
+        )
+        return whole and inputs % LINE == 0
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         """Return how many bytes a weight takes."""

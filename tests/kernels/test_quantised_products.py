@@ -7,12 +7,18 @@ import torch
 import torch.nn.functional as F
 from test_quantised_weight import draw_numbers, weight_of
 
+from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.operations import Hidden
 from quire.kernels.linear.recipes import Product
 from quire.kernels.quantised import few, stream
 from quire.kernels.quantised.linear import QuantisedLinear
-from quire.kernels.quantised.recipes import QUANTISED_GATE, QUANTISED_IN, QUANTISED_OUT
+from quire.kernels.quantised.recipes import (
+    QUANTISED_GATE,
+    QUANTISED_IN,
+    QUANTISED_OUT,
+    QUANTISED_OUT_OF_RANKS,
+)
 from quire.kernels.quantised.weight import WeightFormat, expand_reference
 from quire.kernels.recipes import choose
 
@@ -22,12 +28,13 @@ FORMATS = {
     "int4": WeightFormat("int4", 128, False, torch.bfloat16),
     "int4_zeros": WeightFormat("int4", 128, True, torch.float16),
     "int4_small_groups": WeightFormat("int4", 64, True, torch.float16),
+    "int4_long_groups": WeightFormat("int4", 384, True, torch.bfloat16),
     "int4_rows": WeightFormat("int4", 0, True, torch.float32),
 }
 # Of one tile, of more, and so many that weights are expanded; elsewhere torch has one way for all.
 TOKENS = (1, 5, 16, 17, 64, 100, 250, 300) if torch.cuda.is_available() else (1, 17)
 # (outputs, inputs): whole rounds of warps, ragged ones, less than one for each warp
-SHAPES = ((256, 1024), (320, 2176), (128, 384))
+SHAPES = ((256, 1152), (320, 1920), (128, 384))
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # of the largest
 
 
@@ -106,6 +113,24 @@ def test_added_to_the_residual(tokens, layer, device, dtype):
         assert_near(hidden.residual, expected)
         if hidden.normed is not None:
             assert_near(hidden.normed, normed(expected, norm))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_part_of_a_sum_over_ranks(tokens, biased, layer, device, dtype):
+    """By a rank that has all inputs, and so the whole sum."""
+    outputs, inputs = layer.weight.shape
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    before = torch.randn(tokens, outputs, device=device).to(dtype)
+    norm = torch.rand(outputs, device=device).to(dtype)
+    bias = torch.randn(outputs, device=device).to(dtype) if biased else None
+    layer = QuantisedLinear(layer.weight, bias, OneOfRanks(0, 2))
+    expected = before.double() + x.double() @ numbers_of(layer).T + (bias.double() if biased else 0)
+    for fused in ways_of(tokens, dtype):
+        run = choose(QUANTISED_OUT_OF_RANKS, case_of(x, layer, fused=fused)).run
+        hidden = run(before.clone(), x, layer, norm, 1e-5)
+        assert_near(hidden.residual, expected)
+        assert_near(hidden.normed, normed(expected, norm))
 
 
 def test_tokens_are_the_same_whoever_is_beside_them(layer, device, dtype):

@@ -102,6 +102,7 @@ def test_inputs_that_do_not_fit_are_refused():
         (WeightFormat("int4", 128, False, torch.float16), 192),
         (WeightFormat("int4", 32, False, torch.float16), 256),
         (WeightFormat("float8", 384, False, torch.float16), 512),
+        (WeightFormat("int4", 192, False, torch.float16), 768),  # a line's first half would end a group
     ):
         assert not form.takes(inputs)
         with pytest.raises(ValueError, match=f"{inputs} inputs cannot be kept in groups of {form.group}"):
