@@ -48,7 +48,7 @@ READS_EARLY = frozenset(("w_source",))
 
 
 @gluon.jit
-def _ask_for_weights(
+def ask_for_weights(
     source: tma.tensor_descriptor, tile: gl.shared_memory_descriptor, full: gl.shared_memory_descriptor,
     row: gl.tensor, up_rows: gl.tensor, column: gl.tensor, needed: gl.tensor, GATED: gl.constexpr,
     ROWS: gl.constexpr,
@@ -107,7 +107,7 @@ def _kernel(
     fence_async_shared()
     for stage in gl.static_range(STAGES):
         mbarrier.expect(full.index(stage), BYTES, pred=stage < chunks)
-        _ask_for_weights(
+        ask_for_weights(
             w_source, w_tiles.index(stage), full.index(stage), first_row, outputs,
             (first_chunk + stage) * CHUNK, stage < chunks, GATED, ROWS,
         )  # fmt: skip
@@ -137,7 +137,7 @@ def _kernel(
         tma.async_copy_global_to_shared(
             x_source, [first_token, column], full.index(free), x_tiles.index(free), pred=needed
         )
-        _ask_for_weights(
+        ask_for_weights(
             w_source, w_tiles.index(free), full.index(free), first_row, outputs, column, needed, GATED, ROWS
         )
     acc = warpgroup_mma_wait(0, deps=(acc,))

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.linear.hopper_stream import gated_halves
+from quire.kernels.linear.hopper_stream import ask_for_weights, gated_halves
 from quire.kernels.quantised.decode import floats_of, integers_of
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
@@ -38,22 +38,6 @@ _HALF = gl.constexpr(64)  # columns that are multiplied at a time
 
 # Before kernels ahead have ended, see `kernels.launch`.
 READS_EARLY = frozenset(("w_source", "scales", "zeros"))
-
-
-@gluon.jit
-def _ask_for_codes(
-    source: tma.tensor_descriptor, tile: gl.shared_memory_descriptor, full: gl.shared_memory_descriptor,
-    row: gl.tensor, up_rows: gl.tensor, byte: gl.tensor, needed: gl.tensor, GATED: gl.constexpr,
-    ROWS: gl.constexpr,
-) -> None:  # fmt: skip
-    """Ask for a line of ROWS rows, or of half as many of the gate's and, `up_rows` further, of the up's."""
-    if GATED:
-        HALF: gl.constexpr = ROWS // 2
-        gate, up = tile.slice(0, HALF), tile.slice(HALF, HALF)
-        tma.async_copy_global_to_shared(source, [row, byte], full, gate, pred=needed)
-        tma.async_copy_global_to_shared(source, [up_rows + row, byte], full, up, pred=needed)
-    else:
-        tma.async_copy_global_to_shared(source, [row, byte], full, tile, pred=needed)
 
 
 @gluon.jit
@@ -117,7 +101,7 @@ def _kernel(
     fence_async_shared()
     for stage in gl.static_range(STAGES):
         mbarrier.expect(full.index(stage), ASKED, pred=stage < lines)
-        _ask_for_codes(
+        ask_for_weights(
             w_source, w_tiles.index(stage), full.index(stage), first_row, OUTPUTS,
             (first_line + stage) * BYTES, stage < lines, GATED, ROWS,
         )  # fmt: skip
@@ -169,7 +153,7 @@ def _kernel(
         _ask_for_tokens(
             x_source, x_tiles, full.index(free), free, first_token, (first_line + ahead) * 128, needed
         )
-        _ask_for_codes(
+        ask_for_weights(
             w_source, w_tiles.index(free), full.index(free), first_row, OUTPUTS, (first_line + ahead) * BYTES,
             needed, GATED, ROWS,
         )  # fmt: skip
