@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     )
     load_format: Literal["auto", "dummy"] = "auto"
     quantized_weights: QuantizedWeights = "keep"  # keep: in few bits, where kernels multiply by them
+    quantization: str | None = None  # the folder's method; of one without any fp8, to which it is rounded
     lora: str | None = None  # a folder that peft wrote, of an adapter that is merged into the model
     runner: Runner = "auto"  # generate: text; pooling: vectors of prompts; auto: as the model's folder says
     model_impl: ModelImpl = "auto"  # native: a decoder of Quire's; transformers: its modelling code
@@ -143,7 +144,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...]  # of attention, a layer each; 0: it sees all
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
-    kept_bits: tuple[int, ...] = ()  # of weights that stay in few, as files have them; others are of dtype
+    kept_bits: tuple[int, ...] = ()  # of weights that stay in few; others are of dtype
     sampling_defaults: SamplingDefaults = SamplingDefaults()  # of requests that do not say
     has_grammars: bool = False  # whether a request may say what its text must be
     tensor_parallel_size: int = 1

@@ -170,7 +170,7 @@ class _Chosen:
 def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -> _Chosen:
     """Raises ValueError for what does not go together, or can never fit on the device."""
     gpu = gpu_of(device)
-    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter, config.quantization)
     sampling_defaults = read_sampling_defaults(config.generation_config, folders.base, whole.vocab_size)
     part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     dtype = choose_dtype(config, part, device)

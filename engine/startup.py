@@ -82,7 +82,7 @@ def _start(
         return _engine(config, device, rank, rank.runner)
     # What cannot be is refused before processes start, and before weights are downloaded.
     folders = described_folders(config, device, report)
-    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    whole = read_model(folders.base, config.model_impl, config.runner, folders.adapter, config.quantization)
     part = whole.of_rank(config.tensor_parallel_size, expert_parallel=config.enable_expert_parallel)
     part = part.within(config.max_model_len or part.longest)
     if part.implementation == "transformers":

@@ -28,6 +28,7 @@ class Configured:
         kv_cache_dtype: KVCacheDtype = "auto",
         load_format: Literal["auto", "dummy"] = "auto",
         quantized_weights: QuantizedWeights = "keep",
+        quantization: str | None = None,
         lora: str | PathLike[str] | None = None,
         runner: Runner = "auto",
         model_impl: ModelImpl = "auto",

@@ -67,7 +67,7 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
     if info.device == "cpu":
         return []
     folders = resolve_folders(config.model, config.lora)
-    model = read_model(folders.base, config.model_impl, config.runner, folders.adapter)
+    model = read_model(folders.base, config.model_impl, config.runner, folders.adapter, config.quantization)
     return on_gpus(folders.base, model, info, config, torch.cuda.mem_get_info()[1])
 
 

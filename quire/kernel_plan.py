@@ -36,7 +36,7 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
     gpu = gpu_of(device) if gpu_name is None else KNOWN[gpu_name]
     folders = resolve_folders(config.model, config.lora, lambda done, total: None, TOKENIZER_FILES)
-    model = read_model(folders.base, "native", config.runner, folders.adapter)
+    model = read_model(folders.base, "native", config.runner, folders.adapter, config.quantization)
     model.refuse_longer(config.max_model_len or 0)
     name = config.dtype
     if name == "auto":

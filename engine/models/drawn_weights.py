@@ -1,27 +1,35 @@
-"""Normal noise in weights that are kept in few bits, where no files are read."""
+"""Normal noise in weights that are rounded to few bits, where no files are read."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from quire.engine.models.expanded_file import rows_at_once
 from quire.engine.parallel.share import Share
-from quire.kernels.quantised.weight import Numbers, QuantisedWeight, quantise
+from quire.kernels.quantised.weight import Numbers, QuantisedWeight, WeightFormat, expand_numbers, quantise
 
 STD = 0.02
 
 
-def draw_kept(
-    weight: QuantisedWeight, share: Share | None, dtype: torch.dtype, generator: torch.Generator
+def draw_rounded(
+    weight: Tensor | QuantisedWeight,
+    form: WeightFormat,
+    share: Share | None,
+    dtype: torch.dtype,
+    generator: torch.Generator,
 ) -> None:
-    """Fill a weight with noise in a dtype, rounded to its format.
+    """Fill a weight with noise in a dtype, rounded to a format: kept in that, or as the numbers of it.
 
     share: of which larger one it is a part. That is drawn whole, and rounded with all its inputs: every rank
-    has the same numbers as one alone.
+    has the same numbers as one alone. Before they are rounded they are those of a seed that others have.
     """
-    form, (outputs, inputs) = weight.format, weight.shape
-    whole = torch.empty(weight.shape if share is None else share.shape, dtype=dtype, device=weight.device)
-    whole.normal_(std=STD, generator=generator)
+    outputs, inputs = weight.shape
+    rows_and_columns = weight.shape if share is None else share.shape
+    by_columns = weight.device.type == "cpu"  # as `Weights` has matrices there
+    shape = rows_and_columns[::-1] if by_columns else rows_and_columns
+    whole = torch.empty(shape, dtype=dtype, device=weight.device).normal_(std=STD, generator=generator)
+    whole = whole.T if by_columns else whole
     if share is not None and share.dim == 0:
         whole = share.of(whole)
     begin, end = share.ranges[0] if share is not None and share.dim == 1 else (0, inputs)
@@ -29,7 +37,10 @@ def draw_kept(
     step = rows_at_once(whole.shape[1])
     for row in range(0, outputs, step):
         rows = slice(row, min(row + step, outputs))
-        drawn = quantise(whole[rows], form)
+        drawn = quantise(whole[rows].contiguous(), form)
         zeros = None if drawn.zeros is None else drawn.zeros[:, of_groups]
         numbers = Numbers(drawn.codes[:, begin:end], drawn.scales[:, of_groups], zeros)
-        weight.rows(rows.start, rows.stop).fill(numbers)
+        if isinstance(weight, QuantisedWeight):
+            weight.rows(rows.start, rows.stop).fill(numbers)
+        else:
+            weight[rows] = expand_numbers(numbers).to(dtype)

@@ -1,4 +1,4 @@
-"""Quantised weights are read as the numbers that they stand for."""
+"""Quantised weights are read as the numbers that they stand for, and others rounded if that is asked for."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from quire.engine.models.quantisation import (
     HQQ,
     MXFP4,
     NVFP4,
+    ROUNDED,
     Measured,
     Quantised,
 )
+from quire.engine.models.rounded_files import round_files
 
 logger = logging.getLogger("quire.engine")
 
@@ -60,6 +62,8 @@ def expand_files(
         return list(expand_fours(files, OF_MXFP4, dtype, device))
     if quantised == MODELOPT_NVFP4:
         return list(expand_fours(files, OF_MODELOPT, dtype, device))
+    if quantised == ROUNDED:
+        return list(round_files(files, dtype, device))
     if quantised == GGUF:
         from quire.engine.models.gguf.tensors import expand_gguf
 
@@ -78,6 +82,16 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = 
             "--kv-cache-dtype",
             quantised.cache,
         )
+    elif quantised == ROUNDED:
+        kept = kept or Kept()
+        count = len(kept.formats)
+        logger.info(
+            "weights are rounded to 8-bit floats, a scale for each row: answers are not those of the "
+            "folder's own numbers; %s",
+            f"{count} of layers are kept so" if count else f"those of layers are loaded as {name} numbers",
+        )
+        if count and kept.reasons:
+            logger.info("others are loaded as %s numbers: %s", name, _listed(kept.reasons))
     elif kept is not None and kept.formats:
         logger.info(
             "%d weights of layers are kept in %s bits, as files have them%s; activations are not rounded",

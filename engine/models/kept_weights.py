@@ -1,7 +1,8 @@
 """Which weights of a native decoder stay in few bits on a device, and why others do not.
 
 They are those of its layers' products. A product may have several of a checkpoint's matrices, which must all
-be in the same format. Formats are told by the files' headers, see `stored_weights`, or by config.json.
+be in the same format. Formats are told by the files' headers, see `stored_weights`, or by config.json; or
+weights are rounded to one as they are loaded, see `rounded_files`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.layers import PRODUCTS, layer_shape, names_of
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import Measured, Quantised
+from quire.engine.models.quantisation import ROUNDED, weights_of
+from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.quantised.weight import LINE, WeightFormat
 
-# By names of weights that files have in few bits: in which format one can be kept, or why in none.
+# By names of weights that are read in few bits: in which format one can be kept, or why in none.
 Stored: TypeAlias = Mapping[str, WeightFormat | str]
 BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
 _BITS = {"float8": 8, "int4": 4}
@@ -47,7 +49,8 @@ def bits_of(formats: Mapping[str, WeightFormat]) -> tuple[int, ...]:
 def may_keep(config: ModelConfig) -> bool:
     """Tell whether a model's layers may have weights in few bits, by its configuration."""
     decodes = config.implementation == "native" and config.rope is not None  # see `decoder.Decoder`
-    return decodes and isinstance(_weights_of(config.quantised), Float8 | Packed)
+    quantised = weights_of(config.quantised)
+    return decodes and (isinstance(quantised, Float8 | Packed) or quantised == ROUNDED)
 
 
 def keep(part: ModelConfig, stored: Stored, dtype: torch.dtype, supports: Supports) -> Kept:
@@ -83,14 +86,14 @@ def described(config: ModelConfig) -> Stored:
     """Return how files have weights of layers as far as config.json tells, which need not be there."""
     if not may_keep(config):
         return {}
-    quantised = _weights_of(config.quantised)
-    assert isinstance(quantised, Float8 | Packed)
+    quantised = weights_of(config.quantised)
     inputs_divided = {name for parts in PRODUCTS[1::2] for name in parts}
     stored: dict[str, WeightFormat | str] = {}
     for names, matrix in _products(config, torch.bfloat16):
         divided = any(names[0].endswith(f"{name}.weight") for name in inputs_divided)
         inputs = matrix.inputs * (config.ranks if divided else 1)
-        stored |= dict.fromkeys(names, _described(quantised, inputs))
+        form = _described(quantised, inputs) if isinstance(quantised, Float8 | Packed) else ROUNDED_FORMAT
+        stored |= dict.fromkeys(names, form)
     return stored
 
 
@@ -154,7 +157,3 @@ def _described(quantised: Float8 | Packed, inputs: int) -> WeightFormat | str:
         return "scales that are powers of two"
     group = 0 if quantised.row or quantised.matrix or quantised.block is None else quantised.block.columns
     return WeightFormat("float8", group if group < inputs else 0, False, torch.bfloat16)
-
-
-def _weights_of(quantised: Quantised | None) -> Quantised | None:
-    return quantised.weights if isinstance(quantised, Measured) else quantised

@@ -20,6 +20,8 @@ from quire.engine.models.gpt2 import GPT2
 from quire.engine.models.kept_weights import as_asked, described, keep
 from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
+from quire.engine.models.quantisation import ROUNDED, weights_of
+from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.engine.models.stored_weights import stored_in
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
@@ -103,7 +105,8 @@ def load_model(
     kept = keep(config, as_asked(stored, quantized_weights), dtype, backend.keeps)
     if config.quantised is not None and tells:
         tell_expanded(config.quantised, dtype, kept)
-    weights = Weights(device, dtype, ranks, kept.formats)
+    rounds = ROUNDED_FORMAT if weights_of(config.quantised) == ROUNDED else None
+    weights = Weights(device, dtype, ranks, kept.formats, rounds)
     model = build_model(config, backend, weights, max_model_len)
     with torch.no_grad():
         total = weights.num_bytes
@@ -161,6 +164,9 @@ def _merged(files: list[Any], opened: list[Any], model: Decoder | OPT | GPT2, we
         inputs_first=weights.transposed,
         tied=weights.pair,
     )
+    if weights_of(quantised) == ROUNDED:  # what is merged is
+        merged = merge_into_files(opened, opened, adapter, naming, weights.dtype, weights.device)
+        return expand_files(merged, quantised, weights.dtype, weights.device)
     bases = expand_files(opened, quantised, torch.float32, weights.device)
     return merge_into_files(files, bases, adapter, naming, weights.dtype, weights.device)
 

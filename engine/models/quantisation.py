@@ -24,10 +24,13 @@ COMPRESSED_MXFP4: Final = "compressed_mxfp4"  # of 4 bits in blocks of 32, as co
 BITSANDBYTES: Final = "bitsandbytes"  # codes of 4 bits, or bytes: files tell
 GGUF: Final = "gguf"  # any kinds of llama.cpp's: files tell
 HQQ: Final = "hqq"  # integers of 1 to 4 bits, or bytes: files tell
+ROUNDED: Final = "rounded"  # numbers, which become 8-bit floats as they are loaded
 Weights: TypeAlias = (
     Float8
     | Packed
-    | Literal["bitsandbytes", "gguf", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4", "compressed_mxfp4"]
+    | Literal[
+        "bitsandbytes", "gguf", "hqq", "nvfp4", "modelopt_nvfp4", "mxfp4", "compressed_mxfp4", "rounded"
+    ]
 )
 _FOURS: dict[str, tuple[int, Literal["nvfp4", "compressed_mxfp4"]]] = {  # by formats of compressed-tensors
     "nvfp4-pack-quantized": (16, NVFP4),
@@ -56,6 +59,11 @@ class Measured:
 
 
 Quantised: TypeAlias = Weights | Measured
+
+
+def weights_of(quantised: Quantised | None) -> Weights | None:
+    """Return how weights are quantised, whatever is measured beside them."""
+    return quantised.weights if isinstance(quantised, Measured) else quantised
 
 
 def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quire.engine.config import ModelImpl
 from quire.engine.models.adapter_config import Adapter, read_adapter
+from quire.engine.models.asked_quantisation import with_quantization
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.json_fields import read_json
 from quire.engine.models.merging import unties
@@ -25,12 +26,14 @@ def read_model(
     model_impl: ModelImpl = "auto",
     runner: Runner = "auto",
     adapter: Path | None = None,
+    quantization: str | None = None,
 ) -> ModelConfig:
     """Return the shape of the model in a folder; auto: native where there is such a decoder.
 
     runner: whether it is to generate text or to pool; auto: as the folder says. A model whose configuration
     names no token of its own that ends a text has its tokenizer's, and one that names no dtype that of its
-    weights, if they are here. adapter: the folder of one that is merged into its weights.
+    weights, if they are here. adapter: the folder of one that is merged into its weights. quantization: the
+    method by which its weights are quantised, or are to be rounded as they are loaded.
 
     Raises ValueError that names what cannot run and why.
     """
@@ -49,6 +52,8 @@ def read_model(
     if not config.eos_token_ids:
         of_tokenizer = eos_of_tokenizer(ModelFolders(folder, adapter).tokenizer)
         config = replace(config, eos_token_ids=_sampled(config, of_tokenizer))
+    if quantization is not None:
+        config = with_quantization(config, folder, quantization)
     if adapter is not None:
         config = config.with_adapter(_read_adapter(adapter, folder, config))
     return config if pooling is None else config.with_pooling(pooling)

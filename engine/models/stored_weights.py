@@ -14,6 +14,8 @@ from quire.engine.models.expansion import expand_files
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.kept_weights import Keep, Stored, Supports, as_asked, described, keep, may_keep
 from quire.engine.models.packed_files import PackedTensor
+from quire.engine.models.quantisation import ROUNDED, weights_of
+from quire.engine.models.rounded_files import RoundedTensor
 from quire.engine.models.weight_files import open_weights, weight_files
 
 
@@ -25,8 +27,9 @@ def stored_in(files: list[Any], config: ModelConfig) -> Stored:
     if not may_keep(config):
         return {}
     tensors = ((name, file.get_slice(name)) for file in files for name in file.offset_keys())
-    found = {name: each for name, each in tensors if isinstance(each, Float8Tensor | PackedTensor)}
-    if config.adapter is not None:
+    kinds = Float8Tensor | PackedTensor | RoundedTensor
+    found = {name: each for name, each in tensors if isinstance(each, kinds)}
+    if config.adapter is not None and weights_of(config.quantised) != ROUNDED:
         return dict.fromkeys(found, "an adapter is merged into them")
     return {name: each.kept_format for name, each in found.items()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.config import ModelConfig, rows_of_rank
-from quire.engine.models.drawn_weights import STD, draw_kept
+from quire.engine.models.drawn_weights import STD, draw_rounded
 from quire.engine.models.layers import NONE_KEPT, LayerNorm
 from quire.engine.parallel.share import Columns, Share, of_columns, of_vocabulary
 from quire.kernels.linear.linear import Linear
@@ -37,15 +37,18 @@ class Weights:
         dtype: torch.dtype,
         ranks: Ranks | None = None,
         kept: Mapping[str, WeightFormat] = NONE_KEPT,
+        rounds: WeightFormat | None = None,
     ) -> None:
         """ranks: those that the model is divided among; None: all of it is here.
 
-        kept: formats of weights that stay in few bits, by name: of a product all, or none.
+        kept: formats of weights that stay in few bits, by name: of a product all, or none. rounds: to which
+        format `draw` rounds products' weights that do not.
         """
         self.device = device
         self.dtype = dtype
         self.ranks = ranks
         self.kept = kept
+        self.rounds = rounds
         self.places: dict[str, Place] = {}
         self.shares: dict[str, Share] = {}
         self.elsewhere: dict[str, tuple[int, ...]] = {}
@@ -53,8 +56,9 @@ class Weights:
         self.transposed: set[str] = set()  # names of weights that a checkpoint has [inputs, outputs]
         self.pair: tuple[str, str] | None = None  # head and embedding, of which files may have one weight
         self.unused: set[str] = set()  # names that a checkpoint may have, of what is not computed
-        # What `draw` fills, everything but norms: parameters, and of which larger ones they are a share.
-        self._drawn: list[tuple[Place | None, Share | None]] = []
+        # What `draw` fills, everything but norms: parameters, of which larger ones they are a share, and the
+        # formats of those that are rounded.
+        self._drawn: list[tuple[Place | None, Share | None, WeightFormat | None]] = []
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +151,7 @@ class Weights:
             vector = self.places[f"{name}.bias"] = self._allocate(out_features)
         elif bias:
             self.elsewhere[f"{name}.bias"] = (out_features,)
-            self._drawn.append((None, Share((out_features,), 0, ())))
+            self._drawn.append((None, Share((out_features,), 0, ()), None))
         return _linear_of(weight, vector, self.ranks)
 
     def rms_norm(self, name: str, size: int) -> Tensor:
@@ -186,11 +190,13 @@ class Weights:
         kept in few bits is rounded to them.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
-        for parameter, share in self._drawn:
-            if isinstance(parameter, QuantisedWeight):
-                draw_kept(parameter, share, self.dtype, generator)
+        for parameter, share, form in self._drawn:
+            if form is not None:
+                assert parameter is not None
+                draw_rounded(parameter, form, share, self.dtype, generator)
                 yield parameter
                 continue
+            assert not isinstance(parameter, QuantisedWeight)
             if share is None:
                 assert parameter is not None
                 yield parameter.normal_(std=STD, generator=generator)
@@ -256,23 +262,36 @@ class Weights:
     def _weight(self, name: str, rows: int, columns: int, share: Share | None) -> Place:
         """Allocate a product's weight, of which `name` is the first that a checkpoint has."""
         form = self.kept.get(name)
-        if form is None:
+        if form is None and self.rounds is None:
             return self._matrix(rows, columns, share)
-        kept = QuantisedWeight.empty(form, rows, columns, self.device)
-        self._drawn.append((kept, share))
-        return kept
+        weight: Place
+        if form is None:
+            weight = self._empty_matrix(rows, columns)
+        else:
+            weight = QuantisedWeight.empty(form, rows, columns, self.device)
+        self._drawn.append((weight, share, form or self.rounds))
+        return weight
 
     def _matrix(self, rows: int, columns: int, share: Share | None = None) -> Tensor:
-        if (
-            self.device.type == "cpu"
-        ):  # by columns: one row of activations times such a weight is twice as fast
-            return self._allocate(columns, rows, share=None if share is None else share.transposed).T
-        return self._allocate(rows, columns, share=share)
+        matrix = self._empty_matrix(rows, columns)
+        if self.device.type == "cpu":
+            self._drawn.append((matrix.T, None if share is None else share.transposed, None))
+        else:
+            self._drawn.append((matrix, share, None))
+        return matrix
+
+    def _empty_matrix(self, rows: int, columns: int) -> Tensor:
+        if self.device.type == "cpu":  # by columns: one row of activations times such is twice as fast
+            return self._empty(columns, rows).T
+        return self._empty(rows, columns)
 
     def _allocate(self, *shape: int, share: Share | None = None) -> Tensor:
-        parameter = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self._drawn.append((parameter, share))
+        parameter = self._empty(*shape)
+        self._drawn.append((parameter, share, None))
         return parameter
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 def _linear_of(weight: Place, bias: Tensor | None, ranks: Ranks | None = None) -> AnyLinear:

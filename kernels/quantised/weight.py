@@ -137,12 +137,16 @@ class QuantisedWeight:
 
 def expand_reference(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
     """Return the numbers [outputs, inputs] that a weight stands for: products in fp32, rounded once."""
-    numbers, (outputs, inputs) = weight.numbers(), weight.shape
-    groups = weight.format.groups_of(inputs)
+    return expand_numbers(weight.numbers()).to(dtype)
+
+
+def expand_numbers(numbers: Numbers) -> Tensor:
+    """Return in fp32 the numbers [outputs, inputs] that codes and scales stand for."""
+    (outputs, inputs), groups = numbers.codes.shape, numbers.scales.shape[1]
     codes = numbers.codes.float().view(outputs, groups, inputs // groups)
-    if weight.format.codes == "int4":
+    if not numbers.codes.is_floating_point():
         codes -= _MIDDLE if numbers.zeros is None else numbers.zeros.float()[:, :, None]
-    return (codes * numbers.scales.float()[:, :, None]).view(outputs, inputs).to(dtype)
+    return (codes * numbers.scales.float()[:, :, None]).view(outputs, inputs)
 
 
 def quantise(numbers: Tensor, form: WeightFormat) -> Numbers:

@@ -53,6 +53,14 @@ def add_model_flags(group: FlagGroup) -> None:
     )
     flag(
         group,
+        "--quantization",
+        metavar="METHOD",
+        shown="as the folder is",
+        help="fp8: weights of layers of a folder that is not quantised are rounded to 8-bit floats as they "
+        "are loaded, which changes answers; of one that is, the method that its config.json names.",
+    )
+    flag(
+        group,
         "--runner",
         choices=get_args(Runner),
         default="auto",

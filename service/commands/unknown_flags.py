@@ -6,10 +6,6 @@ import difflib
 from collections.abc import Iterable
 
 _ALWAYS = "this is always so: leave it out"
-_QUANTISED = (
-    "products of quantised weights are not there yet: leave it out, FP8, GPTQ and AWQ are loaded as the "
-    "numbers that they stand for"
-)
 _LORA = (
     "adapters that requests choose among are not there yet: --lora ADAPTER merges one into the model, for "
     "all requests"
@@ -85,7 +81,6 @@ _OF_VLLM = {
     "--num-speculative-tokens": _SPECULATION,
     "--override-generation-config": "give these with each request",
     "--prefill-context-parallel-size": OTHER_PARALLELISM,
-    "--quantization": _QUANTISED,
     "--ray-workers-use-nsight": _PARALLEL,
     "--response-role": "answers are the assistant's: leave it out",
     "--return-tokens-as-token-ids": "give return_tokens_as_token_ids with each request",

@@ -41,6 +41,7 @@ def test_server_understands_its_arguments(values: str) -> None:
             kv_cache_dtype="fp12_e4m7",
             load_format="dummy",
             quantized_weights="expand",
+            quantization="gptq_marlin",
             runner="generate",
             model_impl="transformers",
             generation_config="vllm",
