@@ -33,6 +33,7 @@ from quire.engine.dummy_steps import rare_steps
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.generation_config import SamplingDefaults, read_sampling_defaults
 from quire.engine.models.hub import TOKENIZER_FILES, describes_itself
+from quire.engine.models.kept_weights import Keep
 from quire.engine.models.loader import Model, load_model
 from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
@@ -182,10 +183,8 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
     backend = triton_backend() if device.type == "cuda" else torch_backend()
-    if device.type == "cuda":
-        total = torch.cuda.mem_get_info(device)[1]
-        keep = keep_by_flags(config, folders.base, whole, dtype, backend.keeps)
-        refuse_too_large(config, folders.base, whole, dtype.itemsize, kv_format, total, keep)
+    keep = keep_by_flags(config, folders.base, whole, dtype, backend.keeps)
+    _refuse_too_large(config, folders.base, whole, dtype, kv_format, device, keep)
     return _Chosen(
         whole=whole,
         part=part,
@@ -199,6 +198,20 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
     )
 
 
+def _refuse_too_large(
+    config: EngineConfig,
+    folder: Path,
+    whole: ModelConfig,
+    dtype: torch.dtype,
+    kv_format: KVFormat,
+    device: torch.device,
+    keep: Keep,
+) -> None:
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        refuse_too_large(config, folder, whole, dtype.itemsize, kv_format, total, keep)
+
+
 def _load(
     config: EngineConfig,
     folder: Path,
@@ -208,16 +221,18 @@ def _load(
     report: Reporter,
 ) -> tuple[Model, int]:
     """Return the model and its weights' bytes; have the kernels that its graphs need compiled meanwhile."""
+    keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, chosen.backend.keeps)
+    # Before files were here config.json alone told what can be kept.
+    _refuse_too_large(config, folder, chosen.whole, chosen.dtype, chosen.kv_format, device, keep)
     compiles = chosen.with_graphs and chosen.part.implementation == "native"
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if compiles else nullcontext():
         if compiles:
             kernels(0, 1)
             alone = None if ranks is None else ranks.alone()
-            held, keeps = (chosen.block_size, chosen.kv_format), chosen.backend.keeps
-            kept = keep_by_flags(config, folder, chosen.whole, chosen.dtype, keeps)(chosen.part)
+            held, formats = (chosen.block_size, chosen.kv_format), keep(chosen.part).formats
             precompile(
-                chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, kept.formats
+                chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, formats
             )
         return load_model(
             folder,

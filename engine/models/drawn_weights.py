@@ -21,8 +21,9 @@ def draw_rounded(
 ) -> None:
     """Fill a weight with noise in a dtype, rounded to a format: kept in that, or as the numbers of it.
 
-    share: of which larger one it is a part. That is drawn whole, and rounded with all its inputs: every rank
-    has the same numbers as one alone. Before they are rounded they are those of a seed that others have.
+    share: of which larger one it is a part. That is drawn whole, and rounded with all its inputs: a rank has
+    the same numbers as one alone, if that rounds them, too. Before they are rounded they are those of a seed
+    that others have.
     """
     outputs, inputs = weight.shape
     rows_and_columns = weight.shape if share is None else share.shape

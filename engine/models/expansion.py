@@ -82,7 +82,8 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = 
             "--kv-cache-dtype",
             quantised.cache,
         )
-    elif quantised == ROUNDED:
+        return
+    if quantised == ROUNDED:
         kept = kept or Kept()
         count = len(kept.formats)
         logger.info(

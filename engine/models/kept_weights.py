@@ -25,6 +25,7 @@ from quire.kernels.quantised.weight import LINE, WeightFormat
 
 # By names of weights that are read in few bits: in which format one can be kept, or why in none.
 Stored: TypeAlias = Mapping[str, WeightFormat | str]
+ADAPTED = "an adapter is merged into them"
 BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
 _BITS = {"float8": 8, "int4": 4}
 
@@ -93,6 +94,8 @@ def described(config: ModelConfig) -> Stored:
         divided = any(names[0].endswith(f"{name}.weight") for name in inputs_divided)
         inputs = matrix.inputs * (config.ranks if divided else 1)
         form = _described(quantised, inputs) if isinstance(quantised, Float8 | Packed) else ROUNDED_FORMAT
+        if config.adapter is not None and quantised != ROUNDED:
+            form = ADAPTED
         stored |= dict.fromkeys(names, form)
     return stored
 
@@ -140,7 +143,7 @@ def _fused(found: list[WeightFormat | str | None], inputs: int) -> WeightFormat 
     form, *others = {replace(each, scales=common, zero_points=zero_points) for each in forms}
     if others:
         return "next to weights in other groups"
-    if form.group % 64:
+    if not form.has_whole_lines:
         return f"groups of {form.group}"
     return form if form.takes(inputs) else f"{inputs} inputs, no multiple of {max(form.group, LINE)}"
 
@@ -149,6 +152,8 @@ def _described(quantised: Float8 | Packed, inputs: int) -> WeightFormat | str:
     if isinstance(quantised, Packed):
         if 4 not in quantised.bits:
             return " and ".join(map(str, quantised.bits)) + " bits"
+        if quantised.act_order:
+            return "act order"
         if quantised.form == "modelopt":
             return "factors of inputs"
         group = quantised.groups[0]

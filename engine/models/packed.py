@@ -26,6 +26,7 @@ _AUTO_ROUND_FORMS: dict[str, Form] = {
 _NOT_QUANTISED = (16, 32)  # bits
 _WAYS = ("quant_method", "method", "checkpoint_format", "format", "packing_format", "pack_dtype")
 _ROTATIONS = ("rotation_config", "transform_config", "hadamard_config", "spinquant_config")  # of inputs
+_ACT_ORDERS = (True, "group", "dynamic")  # by others of compressed-tensors groups stay in the inputs' order
 _ALL = -1  # a group_size: all inputs
 
 
@@ -37,13 +38,14 @@ class Packed:
 
     form: how files have them, see `packed_layouts`. bits: that an integer may have. groups: inputs that a
     group may have; 0: all that there are. zero_points: files must have some; else the middle of the range is
-    one where they have none.
+    one where they have none. act_order: inputs of a group need not stand beside each other; files tell.
     """
 
     form: Form
     bits: tuple[int, ...]
     groups: tuple[int, ...]
     zero_points: bool = True
+    act_order: bool = False
 
     def group_of(self, inputs: int, count: int) -> int | None:
         """Return how many inputs a group has, if there are so many of both; None if that cannot be."""
@@ -71,7 +73,10 @@ def read_gptq(given: dict[str, Any], where: str) -> Packed:
     if given.get("pack_dtype", "int32") != "int32":
         raise refused(where, f"the pack_dtype {given['pack_dtype']!r}")
     whole = Packed(
-        _GPTQ_FORMS[form], _bits(given.get("bits"), "bits", _GPTQ_BITS, where), _group(given, where)
+        _GPTQ_FORMS[form],
+        _bits(given.get("bits"), "bits", _GPTQ_BITS, where),
+        _group(given, where),
+        act_order=bool(given.get("desc_act")),
     )
     layers = _layers(given, "dynamic", where)
     return whole.with_layers(
@@ -125,7 +130,8 @@ def read_compressed_integers(given: dict[str, Any], groups: dict[str, dict[str, 
             raise refused(where, f"{name}: the strategy {strategy!r}")
         sizes += _group(weights, where) if strategy == "group" else (0,)
     zero_points = not any(weights.get("symmetric", True) for weights in groups.values())
-    return Packed("compressed", tuple(bits), tuple(sizes), zero_points)
+    act_order = any(weights.get("actorder") in _ACT_ORDERS for weights in groups.values())
+    return Packed("compressed", tuple(bits), tuple(sizes), zero_points, act_order)
 
 
 def _layers(given: dict[str, Any], field: str, where: str) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,16 @@ from quire.engine.config import EngineConfig, QuantizedWeights
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.float8_files import Float8Tensor
-from quire.engine.models.kept_weights import Keep, Stored, Supports, as_asked, described, keep, may_keep
+from quire.engine.models.kept_weights import (
+    ADAPTED,
+    Keep,
+    Stored,
+    Supports,
+    as_asked,
+    described,
+    keep,
+    may_keep,
+)
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.rounded_files import RoundedTensor
@@ -30,7 +39,7 @@ def stored_in(files: list[Any], config: ModelConfig) -> Stored:
     kinds = Float8Tensor | PackedTensor | RoundedTensor
     found = {name: each for name, each in tensors if isinstance(each, kinds)}
     if config.adapter is not None and weights_of(config.quantised) != ROUNDED:
-        return dict.fromkeys(found, "an adapter is merged into them")
+        return dict.fromkeys(found, ADAPTED)
     return {name: each.kept_format for name, each in found.items()}
 
 

@@ -30,14 +30,14 @@ class WeightFormat:
     def groups_of(self, inputs: int) -> int:
         return inputs // self.group if self.group else 1
 
-    def takes(self, inputs: int) -> bool:
-        """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so.
+    @property
+    def has_whole_lines(self) -> bool:
+        """Return whether each half of a line has one group, and both the same unless a group is no longer."""
+        return self.group == LINE // 2 or self.group % LINE == 0
 
-        A line has one group, or each half of it.
-        """
-        whole = not self.group or (
-            (self.group == LINE // 2 or self.group % LINE == 0) and inputs % self.group == 0
-        )
+    def takes(self, inputs: int) -> bool:
+        """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so."""
+        whole = not self.group or (self.has_whole_lines and inputs % self.group == 0)
         return whole and inputs % LINE == 0
 
     def num_bytes(self, outputs: int, inputs: int) -> int:

@@ -17,6 +17,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.limits import Limits
 from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
 from quire.engine.models.decoder import Decoder
+from quire.engine.models.kept_weights import described
 from quire.engine.models.loader import build_model
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
@@ -56,6 +57,10 @@ EXPANDED: dict[str, tuple[Form, str]] = {
         "act order",
     ),
     "small groups": (packed_folder.FORMS["awq"], "groups of 32"),
+    "groups that end within half a line": (
+        Form(gptq(group_size=192), "gptq", group=192),
+        "groups of 192",
+    ),
     "8 bits": (
         Form(gptq(bits=8, group_size=128), "gptq", bits=8, group=128, symmetric=True),
         "8 bits",
@@ -134,6 +139,17 @@ def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: 
     here = kept()
     (folder / "model.safetensors").unlink()
     assert {name: replace(form, scales=torch.float32) for name, form in kept().items()} == here
+
+
+def test_what_cannot_be_kept_is_told_by_config_json_too(tmp_path: Path) -> None:
+    ordered, _ = save_packed("llama", ORDERED, tmp_path / "ordered", SIZES)
+    folder = save("gptq", tmp_path / "other")
+    adapter = save_adapter(tmp_path / "adapter", lora_of("model.layers.0.mlp.down_proj", 256, 512), folder)
+    for model, why in (
+        (read_model(ordered), "act order"),
+        (read_model(folder, adapter=adapter), "an adapter is merged into them"),
+    ):
+        assert set(described(model).values()) == {why}
 
 
 @pytest.mark.parametrize("form", ["blocks", "rows", "gptq", "words"])
