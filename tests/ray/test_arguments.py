@@ -23,7 +23,7 @@ def test_they_are_the_flags_of_serve_as_texts_or_as_values() -> None:
     ("entries", "told"),
     [
         ({"max_num_seq": 8}, "did you mean max_num_seqs?"),
-        ({"quantization": "awq"}, "quantization"),
+        ({"enable_lora": True}, "adapters that requests choose among are not there yet"),
         ({"max_num_seqs": "many"}, "max_num_seqs must be a whole number"),
         ({"port": 8000}, "Ray's proxy listens"),
         ({"advertise_url": "http://a"}, "leave it out"),
