@@ -13,10 +13,13 @@ import torch
 from quire.engine.config import EngineConfig
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
+from quire.engine.models.asked_quantisation import may_round
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
-from quire.engine.models.kept_weights import Keep, may_keep
+from quire.engine.models.kept_weights import Keep, described, may_keep
+from quire.engine.models.kept_weights import keep as keep_stored
 from quire.engine.models.loader import Model
+from quire.engine.models.quantisation import ROUNDED
 from quire.engine.parallel.fit import fits, keep_none, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
@@ -55,11 +58,20 @@ def refuse_too_large(
     hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
     if config.quantized_weights == "expand" and may_keep(model):
         hint += ", leave out --quantized-weights expand"
+    elif itemsize == 2 and may_round(model) and _rounded_bytes(folder, part, itemsize) < budget:
+        hint += ", have its weights rounded to 8 bits by --quantization fp8"
     where = "one GPU" if ranks == 1 else f"each of {ranks} GPUs"
     raise ValueError(
         f"on {where} the weights take {weights / 2**30:.1f} GiB, and {budget / 2**30:.1f} GiB "
         f"of its {total / 2**30:.1f} may be used; {hint}, or raise --gpu-memory-utilization"
     )
+
+
+def _rounded_bytes(folder: Path, part: ModelConfig, itemsize: int) -> int:
+    """Return the bytes that one rank's weights take if those of layers are rounded to 8-bit floats."""
+    rounded = dataclasses.replace(part, quantised=ROUNDED)
+    kept = keep_stored(rounded, described(rounded), torch.bfloat16, lambda form, dtype: True)
+    return weight_bytes(folder, rounded, itemsize, lambda part: kept)
 
 
 def choose_blocks(

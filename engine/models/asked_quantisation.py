@@ -43,7 +43,7 @@ def with_quantization(config: ModelConfig, folder: Path, asked: str) -> ModelCon
             f"by which they are as they are loaded: give --quantization {ROUNDS}, a folder that is quantised "
             "by that method, or leave it out"
         )
-    if config.implementation != "native" or config.rope is None:
+    if not may_round(config):
         whose = "by transformers' code" if config.implementation != "native" else "with learned positions"
         raise ValueError(
             f"--quantization {ROUNDS}: weights are rounded of the native decoders of Llama, Mistral, Qwen2 "
@@ -52,6 +52,13 @@ def with_quantization(config: ModelConfig, folder: Path, asked: str) -> ModelCon
     if isinstance(config.quantised, Measured):
         return replace(config, quantised=replace(config.quantised, weights=ROUNDED))
     return replace(config, quantised=ROUNDED)
+
+
+def may_round(config: ModelConfig) -> bool:
+    """Tell whether weights of a model can be rounded as they are loaded."""
+    return (
+        config.implementation == "native" and config.rope is not None and weights_of(config.quantised) is None
+    )
 
 
 def _names_of(method: str, config: ModelConfig) -> tuple[str, ...]:

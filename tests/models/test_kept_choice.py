@@ -32,7 +32,7 @@ from quire.kernels.quantised.supports import keeps
 from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat
 from tests.models import float8_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
-from tests.models.any_model import MAX_LEN
+from tests.models.any_model import MAX_LEN, save_tiny
 from tests.models.float8_folder import save_quantised
 from tests.models.kept_folder import (
     FLOATS,
@@ -235,6 +235,18 @@ def test_a_start_that_has_no_room_for_expanded_weights_says_that_they_need_not_b
     for asked in ({}, {"quantized_weights": "expand"}):
         with pytest.raises(ValueError, match="take a smaller model, or raise"):
             refuse(plain if asked else folder, **asked)
+
+
+def test_a_start_that_would_have_room_for_rounded_weights_says_that_they_can_be(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path, **SIZES)
+    model, config = read_model(tmp_path), EngineConfig(model=str(tmp_path), gpu_memory_utilization=1.0)
+    num_bytes = weight_bytes(tmp_path, model, 2)
+    told = "tensor-parallel-size 2, have its weights rounded to 8 bits by --quantization fp8, or raise"
+    with pytest.raises(ValueError, match=told):
+        refuse_too_large(config, tmp_path, model, 2, UNSCALED[torch.bfloat16], num_bytes + RESERVE_BYTES)
+    # Embeddings are not rounded.
+    with pytest.raises(ValueError, match=r"tensor-parallel-size \d, or raise"):
+        refuse_too_large(config, tmp_path, model, 2, UNSCALED[torch.bfloat16], num_bytes // 2 + RESERVE_BYTES)
 
 
 def test_a_start_is_not_refused_on_a_gpu_that_has_room_for_what_is_kept(tmp_path: Path) -> None:
