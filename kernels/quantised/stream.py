@@ -238,6 +238,7 @@ def stream_linear_parts(x: Tensor, weight: QuantisedWeight, tiles: Tiling) -> Te
 def _launch(
     out: Tensor, x: Tensor, weight: QuantisedWeight, bias: Tensor | None, tiles: Tiling, *, gated: bool
 ) -> None:
+    assert x.is_contiguous()  # as the copy engine is told
     (count, columns), outputs = x.shape, out.shape[-1]
     floats = weight.format.codes == "float8"
     of_line = LINE if floats else LINE // 2

@@ -79,13 +79,17 @@ def generate(model: Decoder) -> tuple[list[list[int]], list[Tensor]]:
 
 def weights_of(model: Decoder, layers: int = LAYERS) -> list[QuantisedWeight | Tensor]:
     """Return the weights of all products, a layer after the other."""
-    every = [
-        product.weight
-        for layer in model.layers
-        for product in (layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down)  # type: ignore[attr-defined]
-    ]
+    every = [weight for layer in model.layers for weight in layer.weights]
     assert len(every) == 4 * layers
     return every
+
+
+def tensors_of(model: Decoder) -> list[Tensor]:
+    """Return the same of a model that keeps none in few bits."""
+    every = weights_of(model)
+    tensors = [weight for weight in every if isinstance(weight, Tensor)]
+    assert len(tensors) == len(every)
+    return tensors
 
 
 def expanded(weight: QuantisedWeight | Tensor) -> Tensor:

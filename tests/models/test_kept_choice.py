@@ -45,6 +45,7 @@ from tests.models.kept_folder import (
     expanded,
     load,
     save,
+    tensors_of,
     weights_of,
 )
 from tests.models.packed_folder import Form, gptq, save_packed
@@ -80,7 +81,7 @@ def test_others_are_expanded_and_a_start_says_why(
     assert f"no weights are kept in few bits: {why} (28)\n" in caplog.text
     other, expected = load(plain)
     assert num_bytes == expected
-    assert all(map(torch.equal, weights_of(ours), weights_of(other)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, tensors_of(ours), tensors_of(other)))
 
 
 def test_powers_of_two_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,7 +89,7 @@ def test_powers_of_two_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO, "quire.engine"):
         ours, other = load(folder)[0], load(plain)[0]
     assert "no weights are kept in few bits: scales that are powers of two (28)\n" in caplog.text
-    assert all(map(torch.equal, weights_of(ours), weights_of(other)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, tensors_of(ours), tensors_of(other)))
 
 
 def test_a_product_beside_weights_that_are_not_quantised_is_expanded(
@@ -126,7 +127,7 @@ def test_an_adapter_is_merged_into_numbers(tmp_path: Path) -> None:
         load(folder, backend, config=config) for backend in (KEEPING, torch_backend())
     )
     assert num_bytes == expected
-    assert all(map(torch.equal, weights_of(ours), weights_of(other)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, tensors_of(ours), tensors_of(other)))
 
 
 def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_a_start_that_is_to_expand_says_that_it_does(
     assert "no kernels" not in caplog.text
     other, expected = load(folder, torch_backend(), dtype=torch.bfloat16)
     assert num_bytes == expected
-    assert all(map(torch.equal, weights_of(model), weights_of(other)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, tensors_of(model), tensors_of(other)))
 
 
 def test_dummy_weights_are_numbers_if_they_are_to_be_expanded(tmp_path: Path) -> None:
@@ -323,4 +324,4 @@ def test_dummy_weights_are_numbers_if_they_are_to_be_expanded(tmp_path: Path) ->
     model, num_bytes = load(folder, quantized_weights="expand", **given)
     other, expected = load(folder, torch_backend(), **given)
     assert num_bytes == expected
-    assert all(map(torch.equal, weights_of(model), weights_of(other)))  # type: ignore[arg-type]
+    assert all(map(torch.equal, tensors_of(model), tensors_of(other)))
