@@ -1,7 +1,8 @@
 """A weight [outputs, inputs] that is kept in few bits: codes, and scales and zero points of groups of inputs.
 
 A number is (code - zero point) times the scale of its group. Of 8-bit floats the codes are the numbers that
-they stand for, without zero points.
+they stand for, without zero points; those of 4-bit floats are places in `FOURS`, and their scales are powers
+of two (OCP Microscaling Formats 1.0, MXFP4).
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-Codes = Literal["float8", "int4"]
+Codes = Literal["float8", "int4", "float4"]
 LINE = 128  # inputs: a weight has a multiple of them, and so has a part of it
 _LANES, _STEPS = 4, 4  # see `_in_order_of_products`
 _MIDDLE = 8  # the zero point of 4 bits where there are none
+FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4-bit floats, by three bits; the fourth is the sign
+BIAS = 127  # of a scale that is an exponent
+MOST_EXPONENT = 128  # of a scale: kernels multiply by a power of two that is 2^126 times as large
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """codes: float8 is e4m3. group: inputs that share a scale; 0: all of an output. scales: their dtype."""
+    """codes: float8 is e4m3. group: inputs that share a scale; 0: all of an output. scales: their dtype.
+
+    Scales of float4 are bytes, exponents of two, of 32 inputs each.
+    """
 
     codes: Codes
     group: int
@@ -37,22 +45,31 @@ class WeightFormat:
 
     def takes(self, inputs: int) -> bool:
         """Tell whether a weight of so many inputs, or a part that begins at a multiple of them, can be so."""
+        if self.codes == "float4":  # the last line is filled up with zeros
+            return inputs % self.group == 0
         whole = not self.group or (self.has_whole_lines and inputs % self.group == 0)
         return whole and inputs % LINE == 0
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         """Return how many bytes a weight takes."""
+        if self.codes == "float4":
+            return outputs * lines_of(inputs) * (LINE // 2 + LINE // self.group)
         codes = outputs * inputs // (2 if self.codes == "int4" else 1)
         of_group = self.scales.itemsize + (1 if self.zero_points else 0)
         return codes + outputs * self.groups_of(inputs) * of_group
+
+
+def lines_of(inputs: int) -> int:
+    return -(-inputs // LINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """A part of a weight [outputs, inputs], in the order of outputs and inputs.
 
-    codes: float8_e4m3fn [outputs, inputs], or uint8 from 0 to 15. scales [outputs, groups]. zeros: zero
-    points, uint8 [outputs, groups]; None: 8 for all of 4 bits.
+    codes: float8_e4m3fn [outputs, inputs], or uint8 from 0 to 15. scales [outputs, groups]; of 4-bit floats
+    exponents of two in uint8, less BIAS. zeros: zero points, uint8 [outputs, groups]; None: 8 for all
+    integers of 4 bits.
     """
 
     codes: Tensor
@@ -61,7 +78,10 @@ class Numbers:
 
 
 class QuantisedWeight:
-    """codes: uint8 [outputs, bytes], in the order of products. scales [groups, outputs]; zeros likewise."""
+    """codes: uint8 [outputs, bytes], in the order of products. scales [groups, outputs]; zeros likewise.
+
+    Of 4-bit floats scales are i32 [lines, outputs], the four exponents of a line each.
+    """
 
     __slots__ = ("codes", "format", "inputs", "scales", "zeros")
 
@@ -82,11 +102,15 @@ class QuantisedWeight:
                 f"{inputs} inputs cannot be kept in groups of {form.group or 'all'}: expected a multiple of "
                 f"{LINE} and of the group"
             )
-        groups, per_byte = form.groups_of(inputs), 2 if form.codes == "int4" else 1
 
         def allocate(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
+        if form.codes == "float4":
+            lines = lines_of(inputs)
+            codes = allocate(outputs, lines * LINE // 2, dtype=torch.uint8)
+            return QuantisedWeight(form, inputs, codes, allocate(lines, outputs, dtype=torch.int32), None)
+        groups, per_byte = form.groups_of(inputs), 2 if form.codes == "int4" else 1
         return QuantisedWeight(
             form,
             inputs,
@@ -115,7 +139,13 @@ class QuantisedWeight:
         )
 
     def fill(self, numbers: Numbers) -> None:
-        """Put the numbers of all outputs and inputs."""
+        """Put the numbers of all outputs and inputs.
+
+        Raises ValueError for a scale of 4-bit floats that kernels do not multiply by.
+        """
+        if self.format.codes == "float4":
+            self._fill_fours(numbers)
+            return
         if self.format.codes == "float8":
             ordered = _in_order_of_products(numbers.codes.view(torch.uint8))
         else:
@@ -125,14 +155,28 @@ class QuantisedWeight:
         if self.zeros is not None:
             self.zeros.fill_(_MIDDLE) if numbers.zeros is None else self.zeros.copy_(numbers.zeros.T)
 
+    def _fill_fours(self, numbers: Numbers) -> None:
+        if numbers.scales.numel() and int(numbers.scales.max()) > MOST_EXPONENT:
+            raise ValueError(
+                f"has a scale of 2^{int(numbers.scales.max()) - BIAS}; expected 2^{MOST_EXPONENT - BIAS} at "
+                "most of weights that are kept in 4 bits: give --quantized-weights expand"
+            )
+        beyond = lines_of(self.inputs) * LINE - self.inputs
+        self.codes.copy_(_pairs_in_order(F.pad(numbers.codes, (0, beyond))))
+        exponents = F.pad(numbers.scales, (0, beyond // self.format.group)).contiguous()
+        self.scales.copy_(exponents.view(torch.int32).T)
+
     def numbers(self) -> Numbers:
         """Return the numbers in the order of outputs and inputs: what `fill` was given."""
         zeros = None if self.zeros is None else self.zeros.T
         if self.format.codes == "float8":
             codes = _in_order_of_inputs(self.codes).view(torch.float8_e4m3fn)
         else:
-            codes = _pairs_in_order_of_inputs(self.codes)
-        return Numbers(codes, self.scales.T, zeros)
+            codes = _pairs_in_order_of_inputs(self.codes)[:, : self.inputs]
+        scales = self.scales.T
+        if self.format.codes == "float4":
+            scales = scales.contiguous().view(torch.uint8)[:, : self.format.groups_of(self.inputs)]
+        return Numbers(codes, scales, zeros)
 
 
 def expand_reference(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
@@ -143,6 +187,10 @@ def expand_reference(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
 def expand_numbers(numbers: Numbers) -> Tensor:
     """Return in fp32 the numbers [outputs, inputs] that codes and scales stand for."""
     (outputs, inputs), groups = numbers.codes.shape, numbers.scales.shape[1]
+    if numbers.scales.dtype == torch.uint8:
+        fours = torch.tensor((*FOURS, *(-each for each in FOURS)), device=numbers.codes.device)
+        grouped = fours[numbers.codes.int()].view(outputs, groups, inputs // groups)
+        return (grouped * (numbers.scales.float() - BIAS).exp2()[:, :, None]).view(outputs, inputs)
     codes = numbers.codes.float().view(outputs, groups, inputs // groups)
     if not numbers.codes.is_floating_point():
         codes -= _MIDDLE if numbers.zeros is None else numbers.zeros.float()[:, :, None]
@@ -157,6 +205,8 @@ def quantise(numbers: Tensor, form: WeightFormat) -> Numbers:
     outputs, inputs = numbers.shape
     groups = form.groups_of(inputs)
     grouped = numbers.float().view(outputs, groups, -1)
+    if form.codes == "float4":
+        return _fours(grouped)
     most = torch.finfo(torch.float8_e4m3fn).max if form.codes == "float8" else 7.0
     scales = (grouped.abs().amax(-1) / most).clamp(min=torch.finfo(form.scales).tiny).to(form.scales)
     scaled = (grouped / scales.float()[:, :, None]).clamp(-most, most).view(outputs, inputs)
@@ -164,6 +214,17 @@ def quantise(numbers: Tensor, form: WeightFormat) -> Numbers:
     if form.codes == "float8":
         return Numbers(scaled.to(torch.float8_e4m3fn), scales)
     return Numbers((scaled.round() + _MIDDLE).to(torch.uint8), scales, zeros if form.zero_points else None)
+
+
+def _fours(grouped: Tensor) -> Numbers:
+    """Round groups [outputs, groups, inputs] to 4-bit floats, as OCP's formats are made of others."""
+    largest = grouped.abs().amax(-1).clamp(min=2.0**-126)
+    exponents = (largest.log2().floor() - 2 + BIAS).clamp(0, MOST_EXPONENT)
+    scaled = grouped / (exponents - BIAS).exp2()[:, :, None]
+    fours = torch.tensor(FOURS, device=grouped.device)
+    codes = torch.bucketize(scaled.abs(), (fours[1:] + fours[:-1]) / 2)
+    codes += torch.signbit(scaled) * len(FOURS)
+    return Numbers(codes.to(torch.uint8).flatten(1), exponents.to(torch.uint8))
 
 
 # The tensor cores' first operand of 16 rows and 16 columns has in a thread, of four that share a row, two
