@@ -63,6 +63,33 @@ _INT4_TO_FP16 = gl.constexpr(
     .replace("bf16x2", "f16x2")
 )
 
+# Eight 4-bit floats of a word: in bf16's bits they stand 2^126 too low, which their scales make good exactly.
+_FLOAT4_TO_BF16 = gl.constexpr("""
+{
+    .reg .b32 sign, rest, nothing;
+    mov.b32 nothing, 0x80008000;
+    shl.b32 sign, $4, 12;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 rest, $4, 6;
+    lop3.b32 rest, rest, 0x01c001c0, sign, 0xea;
+    fma.rn.bf16x2 $0, rest, $5, nothing;
+    shl.b32 sign, $4, 8;
+    and.b32 sign, sign, 0x80008000;
+    shl.b32 rest, $4, 2;
+    lop3.b32 rest, rest, 0x01c001c0, sign, 0xea;
+    fma.rn.bf16x2 $1, rest, $5, nothing;
+    shl.b32 sign, $4, 4;
+    and.b32 sign, sign, 0x80008000;
+    shr.b32 rest, $4, 2;
+    lop3.b32 rest, rest, 0x01c001c0, sign, 0xea;
+    fma.rn.bf16x2 $2, rest, $9, nothing;
+    and.b32 sign, $4, 0x80008000;
+    shr.b32 rest, $4, 6;
+    lop3.b32 rest, rest, 0x01c001c0, sign, 0xea;
+    fma.rn.bf16x2 $3, rest, $9, nothing;
+}
+""")
+
 
 @gluon.jit
 def in_columns(tile: gl.tensor) -> gl.tensor:
@@ -104,3 +131,27 @@ def integers_of(codes: gl.tensor, zeros: gl.tensor, dtype: gl.constexpr) -> tupl
             pack=4,
         )  # fmt: skip
     return in_columns(first), in_columns(second)
+
+
+@gluon.jit
+def fours_of(
+    codes: gl.tensor, exponents: gl.tensor, CODES: gl.constexpr
+) -> tuple[gl.tensor, gl.tensor]:
+    """Decode bytes [.., 64] of 128 columns, 4-bit floats: two bf16 tensors of 64 columns.
+
+    exponents [.., 1]: those of a line's four groups of 32 columns in an i32. CODES: the bytes' layout.
+    """
+    # A thread's bytes are of steps of 16 columns in either half, four of each: two steps to a group.
+    if len(codes.shape) == 3:
+        place = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(1, CODES)))[None, None, :]
+    else:
+        place = gl.arange(0, 64, gl.SliceLayout(0, CODES))[None, :]
+    of_step = exponents >> ((place >> 3 & 1) * 8)
+    # In both halves of a word: an exponent in bf16's place, 126 higher.
+    first = (of_step & 0xFF) * 0x00800080 + 0x3F003F00
+    second = (of_step >> 16 & 0xFF) * 0x00800080 + 0x3F003F00
+    both = gl.inline_asm_elementwise(
+        _FLOAT4_TO_BF16, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [codes, first, second],
+        dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=4,
+    )  # fmt: skip
+    return in_columns(both[0]), in_columns(both[1])

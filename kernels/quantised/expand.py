@@ -34,11 +34,11 @@ def _scaled(
 @gluon.jit
 def _kernel(
     out: gl.tensor, codes: gl.tensor, scales: gl.tensor, zeros: gl.tensor,
-    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FLOATS: gl.constexpr,
+    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
     ROWS: gl.constexpr,
 ) -> None:  # fmt: skip
     """Expand a line of ROWS rows."""
-    BYTES: gl.constexpr = 128 if FLOATS else 64
+    BYTES: gl.constexpr = 128 if FORM == "float8" else 64
     CODES: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]], [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
         [[16, 0], [32, 0]], [], [ROWS, 64],
@@ -52,7 +52,7 @@ def _kernel(
     place = codes + row.to(gl.int64)[:, None] * (COLUMNS // 128 * BYTES) + (line * BYTES + byte)[None, :]
     tile = gl.load(place, mask=inside, other=0)
     column = line * 128
-    if FLOATS:
+    if FORM == "float8":
         first = floats_of(tile, dtype)
         second = floats_of(gl.load(place + 64, mask=inside, other=0), dtype)
     elif zeros is None:
@@ -78,6 +78,6 @@ def expand(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
     _kernel[(inputs // LINE, triton.cdiv(outputs, ROWS))](
         out, weight.codes, weight.scales, weight.zeros,
         OUTPUTS=outputs, COLUMNS=inputs, GROUP=weight.format.group or inputs,
-        FLOATS=weight.format.codes == "float8", ROWS=ROWS, num_warps=4,
+        FORM=weight.format.codes, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
     return out

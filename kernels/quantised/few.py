@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
 from quire.kernels.linear.linear import Matrix
-from quire.kernels.quantised.decode import floats_of, integers_of
 from quire.kernels.quantised.expand import DTYPES
+from quire.kernels.quantised.lines import ask_for_line, group_of, operand, summed, tokens_at, zeros_of
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
 MOST_TOKENS = 16  # of a launch
@@ -28,89 +27,11 @@ AHEAD_BYTES, AHEAD_BYTES_OF_GATE = 1024, 256  # of a row that a warp has asked f
 READS_EARLY = frozenset(("codes",))
 
 
-@gluon.jit
-def _asked(
-    tiles: gl.tuple, place: gl.tensor, lines_left: gl.tensor, step: gl.constexpr, LINES: gl.constexpr,
-    WARPS: gl.constexpr, FLOATS: gl.constexpr,
-) -> gl.tuple:  # fmt: skip
-    """Ask for a line of each row and warp, 64 bytes at a time; zeros behind the last line."""
-    BYTES: gl.constexpr = 128 if FLOATS else 64
-    for part in gl.static_range(BYTES // 64):
-        own = place + (step * WARPS * BYTES + part * 64)
-        if (step + 1) * WARPS <= LINES:
-            tiles += (gl.load(own),)
-        else:
-            tiles += (gl.load(own, mask=lines_left > step * WARPS, other=0),)
-    return tiles
-
-
-@gluon.jit
-def _tokens_at(
-    numbers: gl.tensor, column: gl.tensor, step: gl.constexpr, half: gl.constexpr, COLUMNS: gl.constexpr
-) -> gl.tensor:
-    """Return what tokens have in half of each warp's line; zeros behind the last column."""
-    WARPS: gl.constexpr = gl.num_warps()
-    FIRST: gl.constexpr = step * WARPS * 128 + half * 64
-    if (step + 1) * WARPS * 128 <= COLUMNS:
-        values = gl.load(numbers + FIRST)
-    else:
-        values = gl.load(numbers + FIRST, mask=column + FIRST < COLUMNS, other=0.0)
-    return values
-
-
-@gluon.jit
-def _group_of(
-    warp: gl.tensor, step: gl.constexpr, half: gl.constexpr, GROUP: gl.constexpr, COLUMNS: gl.constexpr
-) -> gl.tensor:
-    """Return the group of each warp's half of a line: of longer groups the line tells."""
-    WITHIN: gl.constexpr = half * 64 if GROUP == 64 else 0
-    return gl.minimum((step * gl.num_warps() + warp) * 128 + WITHIN, COLUMNS - 1) // GROUP
-
-
-@gluon.jit
-def _zeros_of(
-    zeros: gl.tensor, group: gl.tensor, row: gl.tensor, ROWS: gl.constexpr, CODES: gl.constexpr
-) -> gl.tensor:
-    """Return the zero points of rows [warps, rows, 1], of a weight of ROWS; 8 where it has none."""
-    if zeros is None:
-        found = gl.full([group.shape[0], row.shape[1]], 8, gl.uint8, gl.SliceLayout(2, CODES))
-    else:
-        found = gl.load(zeros + (group * ROWS + row))
-    return found[:, :, None]
-
-
-@gluon.jit
-def _operand(
-    tiles: gl.tuple, zero: gl.tensor, step: gl.constexpr, half: gl.constexpr, dtype: gl.constexpr,
-    FLOATS: gl.constexpr, W: gl.constexpr,
-) -> gl.tensor:  # fmt: skip
-    """Decode 64 columns of each warp's line."""
-    if FLOATS:
-        tile = gl.convert_layout(floats_of(tiles[2 * step + half], dtype), W)
-    else:
-        both = integers_of(tiles[step], zero, dtype)
-        tile = gl.convert_layout(both[half], W)
-    return tile
-
-
-@gluon.jit
-def _summed(
-    acc: gl.tensor, tile: gl.tensor, values: gl.tensor, scales: gl.tensor, GROUPED: gl.constexpr
-) -> gl.tensor:
-    """Add a product to the sums, times its group's scales [warps, rows]."""
-    if GROUPED:
-        part = mma_v2(tile, values, gl.zeros_like(acc))
-        acc += part * gl.load(scales).to(gl.float32)[:, :, None]
-    else:
-        acc = mma_v2(tile, values, acc)
-    return acc
-
-
 @gluon.jit(do_not_specialize=["num_tokens"])
 def _kernel(
     out: gl.tensor, x: gl.tensor, codes: gl.tensor, scales: gl.tensor, zeros: gl.tensor, bias: gl.tensor,
     norm: gl.tensor, eps: gl.tensor, num_tokens: gl.tensor,
-    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FLOATS: gl.constexpr,
+    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr, X_AHEAD: gl.constexpr, GATED: gl.constexpr,
     ADDED: gl.constexpr, DEPENDENT: gl.constexpr,
 ) -> None:  # fmt: skip
@@ -118,7 +39,7 @@ def _kernel(
     WARPS: gl.constexpr = gl.num_warps()
     LINES: gl.constexpr = COLUMNS // 128
     STEPS: gl.constexpr = (LINES + WARPS - 1) // WARPS
-    BYTES: gl.constexpr = 128 if FLOATS else 64  # of a row, in a line
+    BYTES: gl.constexpr = 128 if FORM == "float8" else 64  # of a row, in a line
     ALL_ROWS: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
@@ -142,9 +63,9 @@ def _kernel(
     tiles: gl.tuple = ()
     up_tiles: gl.tuple = ()
     for step in gl.static_range(min(AHEAD, STEPS)):
-        tiles = _asked(tiles, place, lines_left, step, LINES, WARPS, FLOATS)
+        tiles = ask_for_line(tiles, place, lines_left, step, LINES, WARPS, FORM)
         if GATED:
-            up_tiles = _asked(up_tiles, up_place, lines_left, step, LINES, WARPS, FLOATS)
+            up_tiles = ask_for_line(up_tiles, up_place, lines_left, step, LINES, WARPS, FORM)
 
     RESULT: gl.constexpr = gl.SliceLayout(0, SUMS)
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, RESULT))[None, :]
@@ -175,29 +96,29 @@ def _kernel(
     chunks: gl.tuple = ()
     for step in gl.static_range(min(X_AHEAD, STEPS)):
         for half in gl.static_range(2):
-            chunks += (_tokens_at(x_place, x_column, step, half, COLUMNS),)
+            chunks += (tokens_at(x_place, x_column, step, half, COLUMNS),)
     for step in gl.static_range(STEPS):
         for half in gl.static_range(2):
             values = chunks[2 * step + half]
             if step + X_AHEAD < STEPS:
-                chunks += (_tokens_at(x_place, x_column, step + X_AHEAD, half, COLUMNS),)
+                chunks += (tokens_at(x_place, x_column, step + X_AHEAD, half, COLUMNS),)
             if norm is not None:
                 exact = values.to(gl.float32)
                 squares += gl.sum(exact * exact, 1)
-                values *= _tokens_at(norm + x_column, x_column, step, half, COLUMNS)
-            zero = _zeros_of(zeros, _group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
-            tile = _operand(tiles, zero, step, half, dtype, FLOATS, W)
-            place_of_scales = scales + (_group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row)
-            acc = _summed(acc, tile, values, place_of_scales, GROUPED)
+                values *= tokens_at(norm + x_column, x_column, step, half, COLUMNS)
+            zero = zeros_of(zeros, group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
+            tile = operand(tiles, zero, step, half, dtype, FORM, CODES, W)
+            place_of_scales = scales + (group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row)
+            acc = summed(acc, tile, values, place_of_scales, GROUPED)
             if GATED:
-                group = _group_of(z_warp, step, half, GROUP, COLUMNS)
-                zero = _zeros_of(zeros, group, z_row + OUTPUTS, ALL_ROWS, CODES)
-                tile = _operand(up_tiles, zero, step, half, dtype, FLOATS, W)
-                up_acc = _summed(up_acc, tile, values, place_of_scales + OUTPUTS, GROUPED)
+                group = group_of(z_warp, step, half, GROUP, COLUMNS)
+                zero = zeros_of(zeros, group, z_row + OUTPUTS, ALL_ROWS, CODES)
+                tile = operand(up_tiles, zero, step, half, dtype, FORM, CODES, W)
+                up_acc = summed(up_acc, tile, values, place_of_scales + OUTPUTS, GROUPED)
         if step + AHEAD < STEPS:
-            tiles = _asked(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FLOATS)
+            tiles = ask_for_line(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FORM)
             if GATED:
-                up_tiles = _asked(up_tiles, up_place, lines_left, step + AHEAD, LINES, WARPS, FLOATS)
+                up_tiles = ask_for_line(up_tiles, up_place, lines_left, step + AHEAD, LINES, WARPS, FORM)
 
     result = gl.sum(acc, 0)
     up = gl.sum(up_acc, 0)
@@ -259,10 +180,9 @@ def _launch(
 ) -> None:
     (count, columns), outputs = x.shape, out.shape[1]
     tokens = 8 if count <= 8 else 16
-    floats = weight.format.codes == "float8"
     _kernel[(outputs // ROWS,)](
         out, x, weight.codes, weight.scales, weight.zeros, bias, norm, eps, count,
-        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FLOATS=floats,
+        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FORM=weight.format.codes,
         TOKENS=tokens, ROWS=ROWS,
         AHEAD=lines_ahead(weight.format, gated=gated), X_AHEAD=tokens_ahead(tokens), GATED=gated, ADDED=added,
         num_warps=warps_of(gated=gated, normed=norm is not None),

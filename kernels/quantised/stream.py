@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.linear.hopper_stream import ask_for_weights, gated_halves
-from quire.kernels.quantised.decode import floats_of, integers_of
+from quire.kernels.quantised.decode import floats_of, fours_of, integers_of
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
 MOST_TOKENS = 256
@@ -41,7 +41,7 @@ READS_EARLY = frozenset(("w_source", "scales", "zeros"))
 
 
 @gluon.jit
-def _ask_for_tokens(
+def ask_for_tokens(
     source: tma.tensor_descriptor, tiles: gl.shared_memory_descriptor, full: gl.shared_memory_descriptor,
     stage: gl.tensor, token: gl.tensor, column: gl.tensor, needed: gl.tensor,
 ) -> None:  # fmt: skip
@@ -51,7 +51,7 @@ def _ask_for_tokens(
 
 
 @gluon.jit
-def _of_line(
+def of_line(
     numbers: gl.tensor, line: gl.tensor, last: gl.tensor, row: gl.tensor, ALL_ROWS: gl.constexpr,
     GROUP: gl.constexpr,
 ) -> gl.tensor:  # fmt: skip
@@ -59,22 +59,89 @@ def _of_line(
     return gl.load(numbers + (gl.minimum(line, last) * 128 // GROUP * ALL_ROWS + row))
 
 
+@gluon.jit
+def multiply_lines(
+    x_source: tma.tensor_descriptor, w_source: tma.tensor_descriptor,
+    x_tiles: gl.shared_memory_descriptor, w_tiles: gl.shared_memory_descriptor,
+    full: gl.shared_memory_descriptor, scales: gl.tensor, zeros: gl.tensor, scale: gl.tensor,
+    zero: gl.tensor, s_row: gl.tensor, z_row: gl.tensor, first_token: gl.tensor, first_row: gl.tensor,
+    up_rows: gl.tensor, first_line: gl.tensor, lines: gl.tensor, ALL_ROWS: gl.constexpr,
+    GROUP: gl.constexpr, COLUMNS: gl.constexpr, FORM: gl.constexpr, GATED: gl.constexpr,
+    SUMS: gl.constexpr, CODES: gl.constexpr,
+) -> gl.tensor:  # fmt: skip
+    """Multiply lines of rows by tokens -> [rows, tokens], times scales; the first stages are asked for.
+
+    scale, zero: what rows have for the first line. Of 4-bit floats `scales` is None, and `zeros` has
+    exponents, see `decode.fours_of`.
+    """
+    STAGES: gl.constexpr = w_tiles.shape[0]
+    ROWS: gl.constexpr = w_tiles.shape[1]
+    BYTES: gl.constexpr = w_tiles.shape[2]
+    TOKENS: gl.constexpr = x_tiles.shape[1]
+    ASKED: gl.constexpr = TOKENS * 256 + ROWS * BYTES  # bytes of a stage
+    W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    GROUPED: gl.constexpr = scales is not None and GROUP < COLUMNS
+    dtype: gl.constexpr = x_source.dtype
+    last = first_line + lines - 1
+    acc = gl.zeros([ROWS, TOKENS], gl.float32, SUMS)
+    for step in range(lines):
+        now = step % STAGES
+        mbarrier.wait(full.index(now), step // STAGES & 1)
+        codes = w_tiles.index(now)
+        if FORM == "float8":
+            first = floats_of(codes.slice(0, 64, dim=1).load(CODES), dtype)
+            second = floats_of(codes.slice(64, 64, dim=1).load(CODES), dtype)
+        elif FORM == "float4":
+            first, second = fours_of(codes.load(CODES), zero[:, None], CODES)
+        else:
+            first, second = integers_of(codes.load(CODES), zero[:, None], dtype)
+        first = gl.convert_layout(first, W)
+        second = gl.convert_layout(second, W)
+        # What the next line needs is asked for ahead.
+        line = first_line + step + 1
+        next_scale = of_line(scales, line, last, s_row, ALL_ROWS, GROUP) if GROUPED else scale
+        if (GROUPED or FORM == "float4") and zeros is not None:
+            zero = of_line(zeros, line, last, z_row, ALL_ROWS, GROUP)
+        part = gl.zeros([ROWS, TOKENS], gl.float32, SUMS) if GROUPED else acc
+        part = warpgroup_mma(first, x_tiles.index(2 * now).permute((1, 0)), part, is_async=True)
+        part = warpgroup_mma(second, x_tiles.index(2 * now + 1).permute((1, 0)), part, is_async=True)
+        # The line before this one is done with: its stage is filled again.
+        ahead = step - 1 + STAGES
+        free = ahead % STAGES
+        needed = (step > 0) & (ahead < lines)
+        mbarrier.expect(full.index(free), ASKED, pred=needed)
+        ask_for_tokens(
+            x_source, x_tiles, full.index(free), free, first_token, (first_line + ahead) * 128, needed
+        )
+        ask_for_weights(
+            w_source, w_tiles.index(free), full.index(free), first_row, up_rows, (first_line + ahead) * BYTES,
+            needed, GATED, ROWS,
+        )  # fmt: skip
+        # Codes of the next line must not take the registers of these before they are multiplied.
+        sums, _, _ = warpgroup_mma_wait(0, deps=(part, first, second))
+        acc = acc + sums * scale.to(gl.float32)[:, None] if GROUPED else sums
+        scale = next_scale
+
+    if not GROUPED and scales is not None:
+        acc *= scale.to(gl.float32)[:, None]
+    return acc
+
+
 @gluon.jit(do_not_specialize=["num_tokens", "splits"])
 def _kernel(
     out: gl.tensor, x_source: tma.tensor_descriptor, w_source: tma.tensor_descriptor, scales: gl.tensor,
     zeros: gl.tensor, bias: gl.tensor, num_tokens: gl.tensor, splits: gl.tensor,
-    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FLOATS: gl.constexpr,
+    OUTPUTS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
     TOKENS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
 ) -> None:  # fmt: skip
     """Multiply TOKENS tokens by ROWS rows of the weight; an `out` in fp32 is of parts of the sums."""
     WARPS: gl.constexpr = gl.num_warps()
-    BYTES: gl.constexpr = 128 if FLOATS else 64  # of a row, in a line
+    BYTES: gl.constexpr = 128 if FORM == "float8" else 64  # of a row, in a line
     LINES: gl.constexpr = COLUMNS // 128
     ALL_ROWS: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     OUT_ROWS: gl.constexpr = ROWS // 2 if GATED else ROWS
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, TOKENS, 16])
-    W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OF_THREAD: gl.constexpr = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
     # Of a gate a thread's further row is of its up projection.
     BEYOND: gl.constexpr = [[64, 0]] if GATED else []
@@ -112,58 +179,22 @@ def _kernel(
         z_row = gl.where(z_row < OUT_ROWS, z_row, z_row + (OUTPUTS - OUT_ROWS))
     s_row += first_row
     z_row += first_row
-    GROUPED: gl.constexpr = GROUP < COLUMNS
     last = first_line + lines - 1
-    scale = _of_line(scales, first_line, last, s_row, ALL_ROWS, GROUP)
+    scale = of_line(scales, first_line, last, s_row, ALL_ROWS, GROUP)
     if zeros is None:
         zero = gl.full([ROWS], 8, gl.uint8, gl.SliceLayout(1, CODES))
     else:
-        zero = _of_line(zeros, first_line, last, z_row, ALL_ROWS, GROUP)
+        zero = of_line(zeros, first_line, last, z_row, ALL_ROWS, GROUP)
     gdc_launch_dependents()
     gdc_wait()  # from here on what earlier kernels wrote may be read, and their inputs written
     for stage in gl.static_range(STAGES):
         column = (first_line + stage) * 128
-        _ask_for_tokens(x_source, x_tiles, full.index(stage), stage, first_token, column, stage < lines)
+        ask_for_tokens(x_source, x_tiles, full.index(stage), stage, first_token, column, stage < lines)
 
-    acc = gl.zeros([ROWS, TOKENS], gl.float32, SUMS)
-    for step in range(lines):
-        now = step % STAGES
-        mbarrier.wait(full.index(now), step // STAGES & 1)
-        codes = w_tiles.index(now)
-        if FLOATS:
-            first = floats_of(codes.slice(0, 64, dim=1).load(CODES), dtype)
-            second = floats_of(codes.slice(64, 64, dim=1).load(CODES), dtype)
-        else:
-            first, second = integers_of(codes.load(CODES), zero[:, None], dtype)
-        first = gl.convert_layout(first, W)
-        second = gl.convert_layout(second, W)
-        # What the next line needs is asked for ahead.
-        line = first_line + step + 1
-        next_scale = _of_line(scales, line, last, s_row, ALL_ROWS, GROUP) if GROUPED else scale
-        if GROUPED and zeros is not None:
-            zero = _of_line(zeros, line, last, z_row, ALL_ROWS, GROUP)
-        part = gl.zeros([ROWS, TOKENS], gl.float32, SUMS) if GROUPED else acc
-        part = warpgroup_mma(first, x_tiles.index(2 * now).permute((1, 0)), part, is_async=True)
-        part = warpgroup_mma(second, x_tiles.index(2 * now + 1).permute((1, 0)), part, is_async=True)
-        # The line before this one is done with: its stage is filled again.
-        ahead = step - 1 + STAGES
-        free = ahead % STAGES
-        needed = (step > 0) & (ahead < lines)
-        mbarrier.expect(full.index(free), ASKED, pred=needed)
-        _ask_for_tokens(
-            x_source, x_tiles, full.index(free), free, first_token, (first_line + ahead) * 128, needed
-        )
-        ask_for_weights(
-            w_source, w_tiles.index(free), full.index(free), first_row, OUTPUTS, (first_line + ahead) * BYTES,
-            needed, GATED, ROWS,
-        )  # fmt: skip
-        # Codes of the next line must not take the registers of these before they are multiplied.
-        sums, _, _ = warpgroup_mma_wait(0, deps=(part, first, second))
-        acc = acc + sums * scale.to(gl.float32)[:, None] if GROUPED else sums
-        scale = next_scale
-
-    if not GROUPED:
-        acc *= scale.to(gl.float32)[:, None]
+    acc = multiply_lines(
+        x_source, w_source, x_tiles, w_tiles, full, scales, zeros, scale, zero, s_row, z_row, first_token,
+        first_row, OUTPUTS, first_line, lines, ALL_ROWS, GROUP, COLUMNS, FORM, GATED, SUMS, CODES,
+    )  # fmt: skip
     PARTS: gl.constexpr = out.dtype.element_ty == gl.float32
     if bias is not None:
         acc += gl.load(bias + s_row).to(gl.float32)[:, None]
@@ -240,8 +271,7 @@ def _launch(
 ) -> None:
     assert x.is_contiguous()  # as the copy engine is told
     (count, columns), outputs = x.shape, out.shape[-1]
-    floats = weight.format.codes == "float8"
-    of_line = LINE if floats else LINE // 2
+    of_line = LINE if weight.format.codes == "float8" else LINE // 2
     box = tiles.rows // 2 if gated else tiles.rows
     x_layout = gl.NVMMASharedLayout(128, 16, rank=2)
     w_layout = gl.NVMMASharedLayout(of_line, 8, rank=2)
@@ -250,7 +280,7 @@ def _launch(
     w_source = TensorDescriptor(codes, list(codes.shape), [codes.shape[1], 1], [box, of_line], w_layout)
     _kernel[triton.cdiv(count, tiles.tokens), outputs // box, tiles.splits](
         out, x_source, w_source, weight.scales, weight.zeros, bias, count, tiles.splits,
-        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FLOATS=floats,
+        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.format.group or columns, FORM=weight.format.codes,
         TOKENS=tiles.tokens, ROWS=tiles.rows, STAGES=tiles.stages, GATED=gated,
         num_warps=WARPS, launch_pdl=True,
     )  # fmt: skip

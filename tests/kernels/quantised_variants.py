@@ -19,7 +19,7 @@ def of_format(form: WeightFormat, columns: int, dtype: str) -> tuple[dict[str, o
     constants: dict[str, object] = {
         "COLUMNS": columns,
         "GROUP": form.group or columns,
-        "FLOATS": form.codes == "float8",
+        "FORM": form.codes,
     }
     types = {"scales": "*bf16", "out": f"*{dtype}"}
     if form.zero_points:
