@@ -102,9 +102,15 @@ def grouped_experts(
         ROWS=down.rows, OUTPUTS=down.outputs, CHUNK=down.columns, TOGETHER=down.together,
         num_warps=down.warps, num_stages=down.stages, **launch,
     )  # fmt: skip
-    out = torch.empty(tokens, experts.hidden, dtype=x.dtype, device=x.device)
-    _combine_kernel[(triton.cdiv(experts.hidden, COMBINED), tokens)](
-        out, parts, experts.hidden, top, COMBINED, num_warps=4, **launch
+    return combine(parts, tokens, top)
+
+
+def combine(parts: Tensor, tokens: int, top: int) -> Tensor:
+    """Add up each token's parts [tokens · top, H] in the order in which its experts were chosen."""
+    hidden = parts.shape[1]
+    out = torch.empty(tokens, hidden, dtype=parts.dtype, device=parts.device)
+    _combine_kernel[(triton.cdiv(hidden, COMBINED), tokens)](
+        out, parts, hidden, top, COMBINED, num_warps=4, **dependent_launch(parts.device)
     )
     return out
 

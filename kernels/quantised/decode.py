@@ -134,9 +134,7 @@ def integers_of(codes: gl.tensor, zeros: gl.tensor, dtype: gl.constexpr) -> tupl
 
 
 @gluon.jit
-def fours_of(
-    codes: gl.tensor, exponents: gl.tensor, CODES: gl.constexpr
-) -> tuple[gl.tensor, gl.tensor]:
+def fours_of(codes: gl.tensor, exponents: gl.tensor, CODES: gl.constexpr) -> tuple[gl.tensor, gl.tensor]:
     """Decode bytes [.., 64] of 128 columns, 4-bit floats: two bf16 tensors of 64 columns.
 
     exponents [.., 1]: those of a line's four groups of 32 columns in an i32. CODES: the bytes' layout.

@@ -108,13 +108,13 @@ def _kernel(
                 values *= tokens_at(norm + x_column, x_column, step, half, COLUMNS)
             zero = zeros_of(zeros, group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
             tile = operand(tiles, zero, step, half, dtype, FORM, CODES, W)
-            place_of_scales = scales + (group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row)
-            acc = summed(acc, tile, values, place_of_scales, GROUPED)
+            of_group = group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row
+            acc = summed(acc, tile, values, scales, of_group, GROUPED)
             if GATED:
                 group = group_of(z_warp, step, half, GROUP, COLUMNS)
                 zero = zeros_of(zeros, group, z_row + OUTPUTS, ALL_ROWS, CODES)
                 tile = operand(up_tiles, zero, step, half, dtype, FORM, CODES, W)
-                up_acc = summed(up_acc, tile, values, place_of_scales + OUTPUTS, GROUPED)
+                up_acc = summed(up_acc, tile, values, scales, of_group + OUTPUTS, GROUPED)
         if step + AHEAD < STEPS:
             tiles = ask_for_line(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FORM)
             if GATED:

@@ -175,7 +175,9 @@ class QuantisedWeight:
             codes = _pairs_in_order_of_inputs(self.codes)[:, : self.inputs]
         scales = self.scales.T
         if self.format.codes == "float4":
-            scales = scales.contiguous().view(torch.uint8)[:, : self.format.groups_of(self.inputs)]
+            scales = scales.clone(memory_format=torch.contiguous_format).view(torch.uint8)[
+                :, : self.format.groups_of(self.inputs)
+            ]
         return Numbers(codes, scales, zeros)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from compiled import Case
 
+from quire.kernels.experts import quantised_few, quantised_stream
 from quire.kernels.quantised import expand, few, stream
 from quire.kernels.quantised.weight import WeightFormat
 
@@ -97,4 +98,69 @@ def stream_quantised_variants() -> dict[str, Case]:
         found[f"stream_quantised_{name}"] = Case(
             GluonASTSource, stream._kernel, constants, types, pointers, {"num_warps": stream.WARPS}
         )
+    return found
+
+
+FOURS = WeightFormat("float4", 32, False, torch.uint8)
+# (count, chosen, hidden, inner, activation, format): gpt-oss-20b, Qwen3-30B-A3B, Mixtral-8x7B
+LAYERS = {
+    "fours": (32, 4, 2880, 2880, "clamped", FOURS),
+    "blocks": (128, 8, 2048, 768, "silu", BLOCKS),
+    "int4": (8, 2, 4096, 14336, "silu", INTEGERS),
+}
+
+
+def quantised_experts_variants() -> dict[str, Case]:
+    """Return those of experts: pairs alone, in tiles, and Hopper's of more."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    found = {}
+    for name, (count, top, hidden, inner, activation, form) in LAYERS.items():
+        for gates in (True, False):
+            outputs, columns = (inner, hidden) if gates else (hidden, inner)
+            constants, types = of_format(form, columns, "bf16")
+            if form.codes == "float4":
+                constants |= {"GROUP": 128, "scales": None}
+                del constants["zeros"]
+                types = {"out": "*bf16", "zeros": "*i32"}
+            constants |= {"EXPERTS": count, "PADDED": count, "OUTPUTS": outputs}
+            constants |= {"ACTIVATION": activation if gates else None}
+            if name != "fours":
+                constants["bias"] = None
+            else:
+                types["bias"] = "*bf16"
+            types |= {"counts": "*i32", "shares": "*bf16", "alpha": "fp32", "limit": "fp32"}
+            part = f"{name}_{'up' if gates else 'down'}"
+            for way, tokens in {"few": quantised_few.ALONE, "tiled": quantised_few.TOGETHER}.items():
+                given = {"TOP": top, "TOKENS": tokens, "ROWS": quantised_few.ROWS, "DEPENDENT": True}
+                given |= {"AHEAD": few.lines_ahead(form, gated=gates), "X_AHEAD": few.tokens_ahead(tokens)}
+                kinds = types | {"x": "*bf16", "codes": "*u8", "index": "*i64" if way == "few" else "*i32"}
+                if way == "few":
+                    given["counts"] = None
+                    del kinds["counts"]
+                pointers = [argument for argument, kind in kinds.items() if kind[0] == "*"]
+                options = {"num_warps": quantised_few.warps_of(columns, gates=gates)}
+                found[f"experts_{way}_{part}"] = Case(
+                    GluonASTSource, quantised_few._kernel, constants | given, kinds, pointers, options
+                )
+            for pairs in (8, 16 * count, 100 * count):
+                tiles = quantised_stream.tiling(form, pairs, count, gates=gates)
+                given = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "STAGES": tiles.stages}
+                of_line = 128 if form.codes == "float8" else 64
+                layouts = gl.NVMMASharedLayout(128, 16, rank=2), gl.NVMMASharedLayout(of_line, 8, rank=2)
+                kinds = types | {
+                    "pairs": "*i32",
+                    "x_source": f"tensordesc<bf16[{tiles.tokens}, 64],{layouts[0]!r}>",
+                    "w_source": f"tensordesc<u8[{tiles.rows >> gates}, {of_line}],{layouts[1]!r}>",
+                }
+                pointers = [argument for argument, kind in kinds.items() if kind[0] == "*"]
+                found[f"experts_stream_{part}_{tiles.tokens}"] = Case(
+                    GluonASTSource,
+                    quantised_stream._kernel,
+                    constants | given | {"TOGETHER": tiles.together},
+                    kinds,
+                    pointers,
+                    {"num_warps": stream.WARPS},
+                )
     return found

@@ -31,6 +31,9 @@ def draw_numbers(form: WeightFormat, outputs: int, inputs: int, device: torch.de
     groups = form.groups_of(inputs)
     most = 448 if form.codes == "float8" else 8  # of a code: numbers are up to one
     scales = ((torch.rand(outputs, groups, device=device) + 0.25) / most).to(form.scales)
+    if form.codes == "float4":
+        codes = torch.randint(0, 16, (outputs, inputs), device=device).to(torch.uint8)
+        return Numbers(codes, torch.randint(118, 125, (outputs, groups), device=device).to(torch.uint8))
     if form.codes == "float8":
         codes = torch.randint(0, 127, (outputs, inputs), device=device)  # 127 is NaN
         codes += 128 * torch.randint(0, 2, codes.shape, device=device)
@@ -95,6 +98,43 @@ def test_numbers_of_a_format_stay_what_they_are():
         once = expand_reference(weight_of(form, quantise(torch.randn(8, 256), form)), torch.float32)
         twice = expand_reference(weight_of(form, quantise(once, form)), torch.float32)
         torch.testing.assert_close(twice, once)
+
+
+FOURS = WeightFormat("float4", 32, False, torch.uint8)
+
+
+@given(st.integers(1, 5), st.integers(1, 12))
+def test_fours_come_out_whose_last_line_is_not_whole(outputs, groups):
+    numbers = draw_numbers(FOURS, outputs, 32 * groups)
+    weight = weight_of(FOURS, numbers)
+    assert torch.equal(weight.numbers().codes, numbers.codes)
+    assert torch.equal(weight.numbers().scales, numbers.scales)
+    assert weight.shape == (outputs, 32 * groups)
+    assert weight.nbytes == weight.codes.nbytes + weight.scales.nbytes
+
+
+def test_a_four_is_one_of_eight_numbers_times_a_power_of_two():
+    codes = torch.arange(16).repeat(4).to(torch.uint8)[None]
+    expanded = expand_reference(
+        weight_of(FOURS, Numbers(codes, torch.tensor([[127, 124]]).byte())), torch.float32
+    )
+    fours = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+    assert torch.equal(expanded[0, :16], torch.cat((fours, -fours)))
+    assert torch.equal(expanded[0, 32:], expanded[0, :32] / 8)
+
+
+def test_numbers_are_rounded_to_the_nearest_four():
+    numbers = torch.tensor((6.0, -2.6, 0.3, 0.2, 0.0, 1.3)).repeat(16)[None, :96]
+    rounded = expand_reference(weight_of(FOURS, quantise(numbers, FOURS)), torch.float32)
+    assert rounded[0, :6].tolist() == [6.0, -3.0, 0.5, 0.0, 0.0, 1.5]
+    once = weight_of(FOURS, quantise(rounded, FOURS))
+    assert torch.equal(expand_reference(once, torch.float32), rounded)
+
+
+def test_scales_that_kernels_do_not_have_are_refused():
+    numbers = Numbers(torch.zeros(1, 32, dtype=torch.uint8), torch.tensor([[129]]).byte())
+    with pytest.raises(ValueError, match=r"has a scale of 2\^2; expected 2\^1 at most .* expand"):
+        weight_of(FOURS, numbers)
 
 
 def test_inputs_that_do_not_fit_are_refused():
