@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.experts.experts import SHARED, experts_reference
+from quire.kernels.experts.experts import experts_reference
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
 from quire.kernels.experts.quantised_few import few_quantised_experts, tiled_quantised_experts
 from quire.kernels.experts.quantised_stream import streamed_quantised_experts, suits
 from quire.kernels.gpu import gpu_of
+
+SHARED = 0.5  # pairs of few tokens to an expert, beyond which too many would read the same weights
 
 
 def quantised_experts(x: Tensor, index: Tensor, weights: Tensor, experts: QuantisedExperts) -> Tensor:

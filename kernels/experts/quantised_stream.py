@@ -32,8 +32,8 @@ from quire.kernels.linear.hopper_stream import ask_for_weights
 from quire.kernels.quantised.stream import WARPS, ask_for_tokens, multiply_lines
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat
 
-SHARED = 108 * 1024  # bytes of stages, as many as leave room for two programs on a multiprocessor
-MOST_STAGES = 8
+SHARED, MOST_SHARED = 40 * 1024, 108 * 1024  # bytes of stages: five programs on a multiprocessor, or two
+STAGES = 3  # at least, if there is room
 ROWS = 64  # outputs of a program
 COPIED = 1024  # columns that a program puts in order
 
@@ -130,10 +130,10 @@ def _kernel(
         scale = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SUMS))
     else:
         scale = gl.load(scales + s_row)
-    if zeros is None:
-        zero = gl.full([ROWS], 8, gl.uint8, gl.SliceLayout(1, CODES))
-    else:
+    if zeros is not None:
         zero = gl.load(zeros + z_row)
+    else:
+        zero = gl.full([ROWS], 8, gl.uint8, gl.SliceLayout(1, CODES))
     acc = multiply_lines(
         x_source, w_source, x_tiles, w_tiles, full, scales, zeros, scale, zero, s_row, z_row, first,
         of_expert + first_row, OUTPUTS, 0, LINES, ALL_ROWS, GROUP, COLUMNS, FORM, GATED, SUMS, CODES,
@@ -183,7 +183,8 @@ def tiling(form: WeightFormat, pairs: int, experts: int, *, gates: bool) -> Tili
     tokens = min(max(triton.next_power_of_2(math.ceil(mean * 1.25)), 8), 64 if gates and scaled else 128)
     rows = 2 * ROWS if gates else ROWS
     size = tokens * LINE * 2 + rows * (LINE if form.codes == "float8" else LINE // 2)
-    return Tiling(tokens, rows, min(SHARED // size, MOST_STAGES), 1 if tokens < 64 else 8)
+    stages = max(SHARED // size, min(STAGES, MOST_SHARED // size))
+    return Tiling(tokens, rows, stages, 1 if tokens < 64 else 8)
 
 
 def suits(experts: QuantisedExperts, gpu: Gpu, dtype: torch.dtype) -> bool:

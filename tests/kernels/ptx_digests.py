@@ -24,7 +24,12 @@ from pathlib import Path
 import triton
 from compiled import Case, ptx_and_shared
 from gpus import GPUS
-from quantised_variants import few_quantised_variants, stream_quantised_variants
+from quantised_variants import (
+    few_quantised_experts_variants,
+    few_quantised_variants,
+    stream_quantised_experts_variants,
+    stream_quantised_variants,
+)
 from test_compile_gpus import ALIKE, WHOLE, attention_cases, for_gpu, small_cases
 from test_compile_sm90 import (
     experts_variants,
@@ -44,7 +49,9 @@ def variants() -> Iterator[tuple[str, Case, int]]:
     """Yield each variant's name, its case and the compute capability that it is compiled for."""
     both = plain_variants() | few_tokens_variants() | hopper_decode_variants() | few_quantised_variants()
     hopper = hopper_variants() | hopper_linear_variants() | hopper_matmul_variants()
+    both |= few_quantised_experts_variants()
     hopper |= hopper_gemv_variants() | experts_variants() | stream_quantised_variants()
+    hopper |= stream_quantised_experts_variants()
     small = small_cases()
     for name, case in (both | hopper).items():
         yield f"90 {name}", case, 90

@@ -110,57 +110,83 @@ LAYERS = {
 }
 
 
-def quantised_experts_variants() -> dict[str, Case]:
-    """Return those of experts: pairs alone, in tiles, and Hopper's of more."""
+def of_layer(name: str, *, gates: bool) -> tuple[dict[str, object], dict[str, str], tuple[int, ...]]:
+    """Return constants and types of what a layer's experts have; pairs chosen of so many, and columns."""
+    count, top, hidden, inner, activation, form = LAYERS[name]
+    outputs, columns = (inner, hidden) if gates else (hidden, inner)
+    constants, types = of_format(form, columns, "bf16")
+    if form.codes == "float4":
+        constants |= {"GROUP": 128, "scales": None}
+        del constants["zeros"]
+        types = {"out": "*bf16", "zeros": "*i32", "bias": "*bf16"}
+    else:
+        constants["bias"] = None
+    constants |= {"EXPERTS": count, "PADDED": count, "OUTPUTS": outputs}
+    constants |= {"ACTIVATION": activation if gates else None}
+    types |= {"shares": "*bf16", "alpha": "fp32", "limit": "fp32"}
+    return constants, types, (top, count, columns)
+
+
+def few_quantised_experts_variants() -> dict[str, Case]:
+    """Return those of experts whose pairs are multiplied alone, or in small tiles."""
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    found = {}
+    for name, gates, tokens in (
+        ("fours", True, quantised_few.ALONE),
+        ("fours", False, quantised_few.ALONE),
+        ("blocks", True, quantised_few.ALONE),
+        ("int4", False, quantised_few.ALONE),
+        ("fours", True, quantised_few.TOGETHER),
+        ("int4", True, quantised_few.TOGETHER),
+    ):
+        constants, types, (top, _, columns) = of_layer(name, gates=gates)
+        constants |= {"TOP": top, "TOKENS": tokens, "ROWS": quantised_few.ROWS, "DEPENDENT": True}
+        constants |= {"AHEAD": few.lines_ahead(LAYERS[name][-1], gated=gates)}
+        constants |= {"X_AHEAD": few.tokens_ahead(tokens)}
+        types |= {"x": "*bf16", "codes": "*u8"}
+        if tokens == quantised_few.ALONE:
+            constants["counts"] = None
+            types["index"] = "*i64"
+        else:
+            types |= {"index": "*i32", "counts": "*i32"}
+        pointers = [argument for argument, kind in types.items() if kind[0] == "*"]
+        options = {"num_warps": quantised_few.warps_of(columns, gates=gates)}
+        found[f"few_experts_{name}_{'up' if gates else 'down'}_{tokens}"] = Case(
+            GluonASTSource, quantised_few._kernel, constants, types, pointers, options
+        )
+    return found
+
+
+def stream_quantised_experts_variants() -> dict[str, Case]:
+    """Return Hopper's of experts of more tokens, so many pairs of one expert."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon._runtime import GluonASTSource
 
     found = {}
-    for name, (count, top, hidden, inner, activation, form) in LAYERS.items():
-        for gates in (True, False):
-            outputs, columns = (inner, hidden) if gates else (hidden, inner)
-            constants, types = of_format(form, columns, "bf16")
-            if form.codes == "float4":
-                constants |= {"GROUP": 128, "scales": None}
-                del constants["zeros"]
-                types = {"out": "*bf16", "zeros": "*i32"}
-            constants |= {"EXPERTS": count, "PADDED": count, "OUTPUTS": outputs}
-            constants |= {"ACTIVATION": activation if gates else None}
-            if name != "fours":
-                constants["bias"] = None
-            else:
-                types["bias"] = "*bf16"
-            types |= {"counts": "*i32", "shares": "*bf16", "alpha": "fp32", "limit": "fp32"}
-            part = f"{name}_{'up' if gates else 'down'}"
-            for way, tokens in {"few": quantised_few.ALONE, "tiled": quantised_few.TOGETHER}.items():
-                given = {"TOP": top, "TOKENS": tokens, "ROWS": quantised_few.ROWS, "DEPENDENT": True}
-                given |= {"AHEAD": few.lines_ahead(form, gated=gates), "X_AHEAD": few.tokens_ahead(tokens)}
-                kinds = types | {"x": "*bf16", "codes": "*u8", "index": "*i64" if way == "few" else "*i32"}
-                if way == "few":
-                    given["counts"] = None
-                    del kinds["counts"]
-                pointers = [argument for argument, kind in kinds.items() if kind[0] == "*"]
-                options = {"num_warps": quantised_few.warps_of(columns, gates=gates)}
-                found[f"experts_{way}_{part}"] = Case(
-                    GluonASTSource, quantised_few._kernel, constants | given, kinds, pointers, options
-                )
-            for pairs in (8, 16 * count, 100 * count):
-                tiles = quantised_stream.tiling(form, pairs, count, gates=gates)
-                given = {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "STAGES": tiles.stages}
-                of_line = 128 if form.codes == "float8" else 64
-                layouts = gl.NVMMASharedLayout(128, 16, rank=2), gl.NVMMASharedLayout(of_line, 8, rank=2)
-                kinds = types | {
-                    "pairs": "*i32",
-                    "x_source": f"tensordesc<bf16[{tiles.tokens}, 64],{layouts[0]!r}>",
-                    "w_source": f"tensordesc<u8[{tiles.rows >> gates}, {of_line}],{layouts[1]!r}>",
-                }
-                pointers = [argument for argument, kind in kinds.items() if kind[0] == "*"]
-                found[f"experts_stream_{part}_{tiles.tokens}"] = Case(
-                    GluonASTSource,
-                    quantised_stream._kernel,
-                    constants | given | {"TOGETHER": tiles.together},
-                    kinds,
-                    pointers,
-                    {"num_warps": stream.WARPS},
-                )
+    for name, gates, pairs in (
+        ("fours", True, 1),
+        ("fours", True, 100),
+        ("fours", False, 100),
+        ("blocks", True, 50),
+        ("int4", True, 16),
+        ("int4", False, 100),
+    ):
+        constants, types, (_, count, _) = of_layer(name, gates=gates)
+        form = LAYERS[name][-1]
+        tiles = quantised_stream.tiling(form, pairs * count, count, gates=gates)
+        constants |= {"TOKENS": tiles.tokens, "ROWS": tiles.rows, "STAGES": tiles.stages}
+        constants["TOGETHER"] = tiles.together
+        of_line = 128 if form.codes == "float8" else 64
+        layouts = gl.NVMMASharedLayout(128, 16, rank=2), gl.NVMMASharedLayout(of_line, 8, rank=2)
+        types |= {
+            "pairs": "*i32",
+            "counts": "*i32",
+            "x_source": f"tensordesc<bf16[{tiles.tokens}, 64],{layouts[0]!r}>",
+            "w_source": f"tensordesc<u8[{tiles.rows >> gates}, {of_line}],{layouts[1]!r}>",
+        }
+        pointers = [argument for argument, kind in types.items() if kind[0] == "*"]
+        found[f"stream_experts_{name}_{'up' if gates else 'down'}_{tiles.tokens}"] = Case(
+            GluonASTSource, quantised_stream._kernel, constants, types, pointers, {"num_warps": stream.WARPS}
+        )
     return found

@@ -23,7 +23,7 @@ import triton.language as tl
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
 from made_once import made_once
-from quantised_variants import few_quantised_variants
+from quantised_variants import few_quantised_experts_variants, few_quantised_variants
 from test_compile_sm90 import few_tokens_variants, hopper_decode_variants, plain_variants
 
 from quire.kernels.attention import cascade as shared_prefix
@@ -60,6 +60,7 @@ WHOLE = {
         "few_tokens_gated",
         "few_quantised_gate",
         "few_quantised_gate_int4",
+        "few_experts_fours_up_16",
         "expand_floats",
         "split_output",
         "merge",
@@ -321,7 +322,7 @@ def bytes_on_each_alike() -> dict[str, list[int]]:
 
 def variants() -> dict[str, Case]:
     both = plain_variants() | few_tokens_variants() | hopper_decode_variants()
-    return both | few_quantised_variants()
+    return both | few_quantised_variants() | few_quantised_experts_variants()
 
 
 def alike_to(likeness: int) -> list[int]:

@@ -17,7 +17,12 @@ import pytest
 from compiled import Case, compiled_for, spilled_bytes
 from early_reads import read_early
 from made_once import made_once
-from quantised_variants import few_quantised_variants, stream_quantised_variants
+from quantised_variants import (
+    few_quantised_experts_variants,
+    few_quantised_variants,
+    stream_quantised_experts_variants,
+    stream_quantised_variants,
+)
 
 SHARED_MEMORY_LIMIT = 227 * 1024  # bytes a program can have
 # Bytes a thread. Prefill is held to 128 registers so that two programs share a multiprocessor: what that
@@ -179,6 +184,18 @@ SPILLS_LIMIT = {
     "expand_floats": 0,
     "expand_int4": 0,
     "expand_small_groups": 0,
+    "few_experts_fours_up_8": 0,
+    "few_experts_fours_down_8": 0,
+    "few_experts_blocks_up_8": 0,
+    "few_experts_int4_down_8": 0,
+    "few_experts_fours_up_16": 0,
+    "few_experts_int4_up_16": 0,
+    "stream_experts_fours_up_8": 0,
+    "stream_experts_fours_up_128": 0,
+    "stream_experts_fours_down_128": 0,
+    "stream_experts_blocks_up_64": 0,
+    "stream_experts_int4_up_32": 0,
+    "stream_experts_int4_down_128": 0,
     "stream_quantised_8": 0,
     "stream_quantised_gate_16": 0,
     "stream_quantised_gate_64": 0,
@@ -923,5 +940,6 @@ if __name__ == "__main__":
     cases = plain_variants() | few_tokens_variants() | hopper_variants() | hopper_decode_variants()
     cases |= hopper_linear_variants() | hopper_gemv_variants() | hopper_matmul_variants() | experts_variants()
     cases |= recurrence_variants() | few_quantised_variants() | stream_quantised_variants()
+    cases |= few_quantised_experts_variants() | stream_quantised_experts_variants()
     with ThreadPoolExecutor() as pool:
         print(json.dumps(dict(zip(cases, pool.map(described, cases.values()), strict=True))))
