@@ -39,7 +39,7 @@ from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_by_flags
+from quire.engine.models.stored_weights import keep_by_flags, supported
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile
@@ -183,7 +183,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
     backend = triton_backend() if device.type == "cuda" else torch_backend()
-    keep = keep_by_flags(config, folders.base, whole, dtype, backend.keeps)
+    keep = keep_by_flags(config, folders.base, whole, dtype, supported(backend, whole))
     _refuse_too_large(config, folders.base, whole, dtype, kv_format, device, keep)
     return _Chosen(
         whole=whole,
@@ -221,7 +221,7 @@ def _load(
     report: Reporter,
 ) -> tuple[Model, int]:
     """Return the model and its weights' bytes; have the kernels that its graphs need compiled meanwhile."""
-    keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, chosen.backend.keeps)
+    keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, supported(chosen.backend, chosen.whole))
     # Before files were here config.json alone told what can be kept.
     _refuse_too_large(config, folder, chosen.whole, chosen.dtype, chosen.kv_format, device, keep)
     compiles = chosen.with_graphs and chosen.part.implementation == "native"

@@ -18,7 +18,6 @@ from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.decoder import Decoder
 from quire.engine.models.kept_weights import bits_of
 from quire.engine.models.model_folders import merged_names
 from quire.engine.models.reading import read_model
@@ -160,7 +159,8 @@ def _engine(
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
-        kept_bits=bits_of(rank.runner.model.kept) if isinstance(rank.runner.model, Decoder) else (),
+        kept_bits=bits_of(getattr(rank.runner.model, "kept", {})),
+        keeps_experts=model_config.implementation == "transformers",
         sampling_defaults=rank.sampling_defaults,
         has_grammars=grammars is not None,
         tensor_parallel_size=config.tensor_parallel_size,

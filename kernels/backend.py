@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
+from quire.kernels.experts.quantised import takes
 from quire.kernels.experts.routing import route, route_reference
 from quire.kernels.linear.alone import (
     activated_linear,
@@ -102,6 +103,7 @@ class Backend:
     narrow: Callable[[Tensor, Search, int], Tensor] = narrow_reference
     recurrences: Recurrences | None = None  # None: transformers' own code computes them
     keeps: Callable[[WeightFormat, torch.dtype], bool] = keeps_none  # weights in few bits, in their products
+    keeps_experts: Callable[[WeightFormat, torch.dtype], bool] = keeps_none  # likewise, of experts
 
 
 def torch_backend() -> Backend:
@@ -139,4 +141,5 @@ def triton_backend() -> Backend:
         narrow,
         KERNELS,
         keeps,
+        takes,
     )

@@ -16,11 +16,11 @@ from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_by_flags
+from quire.engine.models.stored_weights import keep_by_flags, supported
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
+from quire.kernels.backend import triton_backend
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
-from quire.kernels.quantised.supports import keeps
 from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
@@ -78,7 +78,7 @@ def on_gpus(
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
-    keep = keep_by_flags(config, folder, model, dtype, keeps)
+    keep = keep_by_flags(config, folder, model, dtype, supported(triton_backend(), model))
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",
@@ -102,7 +102,8 @@ def describe(info: EngineInfo) -> list[tuple[str, str]]:
     more = " and more of long requests" if info.group_windows else ""
     host = _size(info.num_host_blocks * info.bytes_per_block)
     bits = " and ".join(map(str, info.kept_bits))
-    kept = f", and those of layers' products in {bits} bits" if bits else ""
+    kept_of = "experts" if info.keeps_experts else "layers' products"
+    kept = f", and those of {kept_of} in {bits} bits" if bits else ""
     ranks = info.tensor_parallel_size
     beside_it = f", {ranks} of them; memory is what each takes" if ranks > 1 else ""
     return [

@@ -95,8 +95,9 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = 
             logger.info("others are loaded as %s numbers: %s", name, _listed(kept.reasons))
     elif kept is not None and kept.formats:
         logger.info(
-            "%d weights of layers are kept in %s bits, as files have them%s; activations are not rounded",
+            "%d weights of %s are kept in %s bits, as files have them%s; activations are not rounded",
             len(kept.formats),
+            kept.of,
             " and ".join(map(str, bits_of(kept.formats))),
             f"; others are loaded as {name} numbers: {_listed(kept.reasons)}" if kept.reasons else "",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +50,10 @@ class Float8Tensor:
 
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
+
+    def on(self, device: torch.device) -> Float8Tensor:
+        """Return the same weight, to be read to a device."""
+        return replace(self, device=device)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read a range of each dimension. Raises ValueError for numbers that are none, or too large."""

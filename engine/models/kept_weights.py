@@ -1,13 +1,14 @@
 """Which weights of a native decoder stay in few bits on a device, and why others do not.
 
-They are those of its layers' products. A product may have several of a checkpoint's matrices, which must all
+They are those of its layers' products; of a model by transformers' code they are its experts', see
+`general.kept_experts`. A product may have several of a checkpoint's matrices, which must all
 be in the same format. Formats are told by the files' headers, see `stored_weights`, or by config.json; or
 weights are rounded to one as they are loaded, see `rounded_files`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.layers import PRODUCTS, layer_shape, names_of
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import ROUNDED, weights_of
+from quire.engine.models.quantisation import MXFP4, ROUNDED, weights_of
 from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.quantised.weight import LINE, WeightFormat
@@ -27,15 +28,19 @@ from quire.kernels.quantised.weight import LINE, WeightFormat
 Stored: TypeAlias = Mapping[str, WeightFormat | str]
 ADAPTED = "an adapter is merged into them"
 BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
-_BITS = {"float8": 8, "int4": 4}
+_BITS = {"float8": 8, "int4": 4, "float4": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """formats: of weights that are kept in few bits, by name. reasons: why others are not, by name."""
+    """formats: of weights that are kept in few bits, by name. reasons: why others are not, by name.
+
+    of: whose weights those may be, in words.
+    """
 
     formats: Mapping[str, WeightFormat] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    of: str = "layers"
 
 
 Keep: TypeAlias = Callable[[ModelConfig], Kept]  # of a rank's part of a model
@@ -48,9 +53,11 @@ def bits_of(formats: Mapping[str, WeightFormat]) -> tuple[int, ...]:
 
 
 def may_keep(config: ModelConfig) -> bool:
-    """Tell whether a model's layers may have weights in few bits, by its configuration."""
-    decodes = config.implementation == "native" and config.rope is not None  # see `decoder.Decoder`
+    """Tell whether a model's layers, or its experts, may have weights in few bits, by its configuration."""
     quantised = weights_of(config.quantised)
+    if config.implementation == "transformers":
+        return config.has_experts and (isinstance(quantised, Float8 | Packed) or quantised == MXFP4)
+    decodes = config.rope is not None  # see `decoder.Decoder`
     return decodes and (isinstance(quantised, Float8 | Packed) or quantised == ROUNDED)
 
 
@@ -60,9 +67,9 @@ def keep(part: ModelConfig, stored: Stored, dtype: torch.dtype, supports: Suppor
     reasons: dict[str, str] = {}
     for names, matrix in _products(part, dtype) if stored else ():
         found = [stored.get(name, stored.get(name.removeprefix(BASE))) for name in names]
-        form = _fused(found, matrix.inputs)
+        form = fused(found, matrix.inputs)
         if isinstance(form, WeightFormat) and not supports(form, dtype):
-            form = f"no kernels here multiply {str(dtype).removeprefix('torch.')} numbers by them"
+            form = unsupported(dtype)
         if isinstance(form, WeightFormat):
             formats |= dict.fromkeys(names, form)
         else:
@@ -93,7 +100,9 @@ def described(config: ModelConfig) -> Stored:
     for names, matrix in _products(config, torch.bfloat16):
         divided = any(names[0].endswith(f"{name}.weight") for name in inputs_divided)
         inputs = matrix.inputs * (config.ranks if divided else 1)
-        form = _described(quantised, inputs) if isinstance(quantised, Float8 | Packed) else ROUNDED_FORMAT
+        form: WeightFormat | str = ROUNDED_FORMAT
+        if isinstance(quantised, Float8 | Packed):
+            form = described_format(quantised, inputs)
         if config.adapter is not None and quantised != ROUNDED:
             form = ADAPTED
         stored |= dict.fromkeys(names, form)
@@ -130,8 +139,13 @@ def _products(part: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> Iterato
             yield names_of(layer, parts), matrix
 
 
-def _fused(found: list[WeightFormat | str | None], inputs: int) -> WeightFormat | str:
-    """Return the format of a product with weights in these, of which a rank has so many inputs."""
+def unsupported(dtype: torch.dtype) -> str:
+    """Return why weights are not kept that no products in a dtype are by."""
+    return f"no kernels here multiply {str(dtype).removeprefix('torch.')} numbers by them"
+
+
+def fused(found: Sequence[WeightFormat | str | None], inputs: int) -> WeightFormat | str:
+    """Return the format of a product by weights in these, of so many inputs on a rank; or why none is."""
     forms = [each for each in found if isinstance(each, WeightFormat)]
     if reasons := [each for each in found if isinstance(each, str)]:
         return reasons[0]
@@ -143,12 +157,19 @@ def _fused(found: list[WeightFormat | str | None], inputs: int) -> WeightFormat 
     form, *others = {replace(each, scales=common, zero_points=zero_points) for each in forms}
     if others:
         return "next to weights in other groups"
-    if not form.has_whole_lines:
+    if form.codes != "float4" and not form.has_whole_lines:
         return f"groups of {form.group}"
-    return form if form.takes(inputs) else f"{inputs} inputs, no multiple of {max(form.group, LINE)}"
+    return form if form.takes(inputs) else untaken(form, inputs)
 
 
-def _described(quantised: Float8 | Packed, inputs: int) -> WeightFormat | str:
+def untaken(form: WeightFormat, inputs: int) -> str:
+    """Return why a weight of so many inputs is not kept in a format."""
+    multiple = form.group if form.codes == "float4" else max(form.group, LINE)
+    return f"{inputs} inputs, no multiple of {multiple}"
+
+
+def described_format(quantised: Float8 | Packed, inputs: int) -> WeightFormat | str:
+    """Return how files have a weight of so many inputs, by config.json alone; or why it is not kept."""
     if isinstance(quantised, Packed):
         if 4 not in quantised.bits:
             return " and ".join(map(str, quantised.bits)) + " bits"

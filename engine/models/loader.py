@@ -22,7 +22,7 @@ from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.rounded_files import ROUNDED_FORMAT
-from quire.engine.models.stored_weights import stored_in
+from quire.engine.models.stored_weights import keep_in_folder, stored_in, supported
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
@@ -85,8 +85,17 @@ def load_model(
     if config.implementation == "transformers":
         from quire.engine.models.general.causal import load_general  # transformers takes seconds to import
 
+        keep_experts = keep_in_folder(
+            Path(folder),
+            config,
+            dtype,
+            supported(backend, config),
+            dummy=load_format == "dummy",
+            quantized_weights=quantized_weights,
+        )
+        kept = keep_experts(config)
         if config.quantised is not None and tells:
-            tell_expanded(config.quantised, dtype)
+            tell_expanded(config.quantised, dtype, kept)
         config.refuse_longer(max_model_len)
         return load_general(
             Path(folder),
@@ -97,6 +106,7 @@ def load_model(
             max_model_len=max_model_len,
             dummy_seed=seed if load_format == "dummy" else None,
             ranks=ranks,
+            kept=kept.formats,
         )
     device = torch.device(device)
     opened = [] if load_format == "dummy" else [open_weights(path) for path in weight_files(Path(folder))]

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ranges_of
 from quire.engine.models.weight_files import listed
+from quire.engine.parallel.share import Range
+from quire.kernels.quantised.weight import Numbers, WeightFormat
 
 IN_A_BLOCK = 32
 _BIAS = 127  # of a scale
 _BLOCKS, _SCALES, _BYTES = "_blocks", "_scales", "U8"
 POWERS = torch.tensor([2.0 ** (scale - _BIAS) for scale in range(256)])  # by a byte; the last is none
 FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by three bits; the fourth is the sign
+MXFP4_FORMAT = WeightFormat("float4", IN_A_BLOCK, False, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,31 @@ class Mxfp4Tensor:
     def _refuse_infinite(self, numbers: Tensor) -> None:
         if not numbers.to(self.dtype).isfinite().all():
             raise ValueError(f"{self.name} stands for numbers that are not finite in {self.dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """One matrix [outputs, inputs] of a stack in MXFP4, of which any part is read as it can be kept."""
+
+    stack: Mxfp4Tensor
+    place: int
+    device: torch.device
+
+    def get_shape(self) -> list[int]:
+        inputs, outputs = self.stack.get_shape()[-2:]
+        return [outputs, inputs]
+
+    @property
+    def kept_format(self) -> WeightFormat:
+        return MXFP4_FORMAT
+
+    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
+        """Read a part as it can be kept, whose inputs begin and end with blocks."""
+        begin, end = (each // IN_A_BLOCK for each in inputs)
+        read = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
+        blocks = self.stack.blocks[read][0].to(self.device)
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
+        return Numbers(codes, self.stack.scales[read][0].to(self.device))
 
 
 def expand_mxfp4(slices: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,6 +79,10 @@ class PackedTensor:
 
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
+
+    def on(self, device: torch.device) -> PackedTensor:
+        """Return the same weight, to be read to a device."""
+        return replace(self, device=device)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""

@@ -26,6 +26,7 @@ from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.rounded_files import RoundedTensor
 from quire.engine.models.weight_files import open_weights, weight_files
+from quire.kernels.backend import Backend
 
 
 def stored_in(files: list[Any], config: ModelConfig) -> Stored:
@@ -52,15 +53,32 @@ def keep_in_folder(
     dummy: bool = False,
     quantized_weights: QuantizedWeights = "keep",
 ) -> Keep:
-    """Return what chooses which of a folder's weights are kept; dummy: those are drawn, and none read."""
+    """Return what chooses which of a folder's weights are kept; dummy: those are drawn, and none read.
+
+    supports: those of a native decoder's products, or of a model's experts by transformers' code.
+    """
+    if model.implementation == "transformers":
+        from quire.engine.models.general.kept_experts import keep_experts_of  # transformers takes seconds
+
+        opened = _opened(folder, dummy=dummy) if may_keep(model) else []
+        expand = quantized_weights == "expand"
+        return keep_experts_of(folder, model, dtype, supports, opened, expand=expand)
     stored = as_asked(_stored_in_folder(folder, model, dummy=dummy), quantized_weights)
     return partial(keep, stored=stored, dtype=dtype, supports=supports)
+
+
+def supported(backend: Backend, model: ModelConfig) -> Supports:
+    """Return which weights in few bits a backend computes by that a model may keep."""
+    return backend.keeps if model.implementation == "native" else backend.keeps_experts
 
 
 def keep_by_flags(
     config: EngineConfig, folder: Path, model: ModelConfig, dtype: torch.dtype, supports: Supports
 ) -> Keep:
-    """Return what chooses which of a folder's weights an engine with these flags keeps."""
+    """Return what chooses which of a folder's weights an engine with these flags keeps.
+
+    supports: as `keep_in_folder` has it.
+    """
     dummy, asked = config.load_format == "dummy", config.quantized_weights
     return keep_in_folder(folder, model, dtype, supports, dummy=dummy, quantized_weights=asked)
 
@@ -69,11 +87,16 @@ def _stored_in_folder(folder: Path, config: ModelConfig, *, dummy: bool) -> Stor
     """Return the formats of a folder's weights; of those that are not here, or drawn, by config.json."""
     if not may_keep(config):
         return {}
-    try:
-        opened = [] if dummy else [open_weights(path) for path in weight_files(folder)]
-    except ValueError:  # not here yet, or not whole, which is told where they are loaded
-        opened = []
+    opened = _opened(folder, dummy=dummy)
     if not opened:
         return described(config)
     files = expand_files(opened, config.quantised, torch.float32, torch.device("cpu"))
     return stored_in(files, config)
+
+
+def _opened(folder: Path, *, dummy: bool) -> list[Any]:
+    """Return a folder's files of weights, open; none that are not to be read, not here yet, or not whole."""
+    try:
+        return [] if dummy else [open_weights(path) for path in weight_files(folder)]
+    except ValueError:  # which is told where they are loaded
+        return []

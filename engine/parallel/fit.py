@@ -30,13 +30,13 @@ def keep_none(part: ModelConfig) -> Kept:
 def weight_bytes(folder: Path, part: ModelConfig, itemsize: int, keep: Keep = keep_none) -> int:
     """Return the bytes that one rank's weights take, of which `part` is the configuration.
 
-    keep: which of a native decoder's stay in few bits; others are numbers of `itemsize` bytes. Raises
+    keep: which stay in few bits; others are numbers of `itemsize` bytes. Raises
     ValueError where transformers' code of it cannot be divided.
     """
     if part.implementation == "transformers":
-        from quire.engine.models.general.division.divide import num_elements  # which takes seconds
+        from quire.engine.models.general.division.divide import num_bytes  # which takes seconds
 
-        return num_elements(folder, part) * itemsize
+        return num_bytes(folder, part, itemsize, keep(part).formats)
     matrices = part.vocab_rows * part.embedding_size * (1 if part.tie_word_embeddings else 2)
     positions = 0 if part.rope else part.max_position_embeddings * part.hidden_size
     numbers = part.num_layers * part.layer_weights + matrices + positions

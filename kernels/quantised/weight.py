@@ -175,9 +175,8 @@ class QuantisedWeight:
             codes = _pairs_in_order_of_inputs(self.codes)[:, : self.inputs]
         scales = self.scales.T
         if self.format.codes == "float4":
-            scales = scales.clone(memory_format=torch.contiguous_format).view(torch.uint8)[
-                :, : self.format.groups_of(self.inputs)
-            ]
+            exponents = self.scales.view(torch.uint8).unflatten(1, (-1, LINE // self.format.group))
+            scales = exponents.transpose(0, 1).flatten(1)[:, : self.format.groups_of(self.inputs)]
         return Numbers(codes, scales, zeros)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import copies_to
@@ -17,8 +18,9 @@ from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
 from quire.engine.models.general.division.shares import Held
-from quire.engine.models.general.dry_run import build
+from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.dummy import draw_matrices, draw_vectors
+from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.latent import give_latents
 from quire.engine.models.general.loading import reading_expanded, reading_whole
@@ -29,6 +31,7 @@ from quire.engine.models.general.rotary import settle
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
+from quire.kernels.quantised.weight import WeightFormat
 
 # Weights that a folder has besides those of a model of its text alone (Llama 4).
 _FOR_IMAGES = ("vision_model.", "multi_modal_projector.")
@@ -54,16 +57,15 @@ def load_general(
     max_model_len: int,
     dummy_seed: int | None,
     ranks: Ranks | None = None,
+    kept: Mapping[str, WeightFormat] = MappingProxyType({}),
 ) -> tuple[GeneralModel, int]:
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
     dummy_seed: reads no weights, but draws them. ranks: those that it is divided among, config being that of
-    one. Raises ValueError for missing and unknown weights, by name.
+    one. kept: weights of experts that stay in few bits, as `kept_experts` chose them. Raises ValueError for
+    missing and unknown weights, by name.
     """
-    pooling = config.pooling
-    auto: Any = AutoModelForCausalLM
-    if pooling is not None and pooling.labels:
-        auto = AutoModelForSequenceClassification
+    auto, experts = auto_of(config), ExpertWeights(kept, device)
     splits: frozenset[int] = frozenset()
     described = _described(folder, config)
     register_classes(described.model_type)
@@ -73,8 +75,10 @@ def load_general(
     if ranks is not None:
         causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
     elif dummy_seed is None:
-        causal = _load_whole(folder, auto, config, device, dtype, described)
+        causal = _load_whole(folder, auto, config, device, dtype, described, experts)
         _leave_files(causal, device)
+    elif kept:
+        causal = _draw_beside(auto, device, dtype, described, dummy_seed, experts)
     else:
         with torch.device(device):
             causal = auto.from_config(
@@ -92,9 +96,10 @@ def load_general(
         give_latents(causal)
     if device.type == "cuda":
         give_experts(causal)
+    experts.give(causal, dtype)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
-    model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits)
-    return model, sum(weights.values())
+    model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits, kept)
+    return model, sum(weights.values()) + experts.num_bytes
 
 
 def _described(folder: Path, config: ModelConfig) -> PreTrainedConfig:
@@ -113,15 +118,16 @@ def _load_whole(
     device: torch.device,
     dtype: torch.dtype,
     described: PreTrainedConfig,
+    experts: ExpertWeights,
 ) -> Any:
-    """Load the causal model of a configuration into host memory."""
+    """Load the causal model of a configuration into host memory, but for experts that stay in few bits."""
     built = build(described, auto)
     cls, shape = type(built), without(built.config)
     given: dict[str, Any] = {
         "config": shape,
         "dtype": dtype,
         "attn_implementation": NAME,
-        "experts_implementation": _experts(device),
+        "experts_implementation": _experts(device, experts),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # so that they are told
     }
@@ -129,11 +135,41 @@ def _load_whole(
         given |= {"local_files_only": True, "use_safetensors": True}
         causal, told = reading_whole(cls, folder).from_pretrained(folder, **given)  # type: ignore[attr-defined]
     else:
-        reader = reading_expanded(cls, weight_files(folder), config, dtype)
+        reader = reading_expanded(cls, weight_files(folder), config, dtype, experts)
         causal, told = reader.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
     _check(folder, told, config, described)
     causal.__class__ = cls
     return causal
+
+
+def _draw_beside(
+    auto: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    described: PreTrainedConfig,
+    seed: int,
+    experts: ExpertWeights,
+) -> Any:
+    """Draw the weights of the causal model of a configuration, those of experts in few bits."""
+
+    def prepare(model: Any) -> dict[str, Held]:
+        experts.take(model)
+        return {}
+
+    built = build(described, auto)
+    cls, shape = type(built), without(built.config)
+    causal = drawing_shares(cls, prepare, seed, device).from_pretrained(  # type: ignore[attr-defined]
+        None,
+        state_dict={},
+        config=shape,
+        dtype=dtype,
+        attn_implementation=NAME,
+        experts_implementation=_experts(device, experts),
+    )
+    draw_vectors(causal, seed, device, {})
+    causal.__class__ = cls
+    experts.draw(seed, dtype)
+    return causal.to(device)
 
 
 def _leave_files(causal: Any, device: torch.device) -> None:
@@ -194,9 +230,13 @@ def _load_shares(
     return causal.to(device), found[0].splits
 
 
-def _experts(device: torch.device) -> str:
-    """Return what computes experts: kernels, or on a CPU a loop over those that are asked."""
-    return NAME if device.type == "cuda" else "eager"
+def _experts(device: torch.device, experts: ExpertWeights | None = None) -> str:
+    """Return what computes experts: kernels, or on a CPU a loop over those that are asked.
+
+    experts: those that stay in few bits, which no loop knows.
+    """
+    kept = experts is not None and experts.formats
+    return NAME if device.type == "cuda" or kept else "eager"
 
 
 def _is_spare(name: str, described: PreTrainedConfig) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.attention import NAME, Attention, give
 from quire.engine.models.general.host_reads import NothingFound
 from quire.engine.models.general.latent import give_latents
@@ -17,6 +18,12 @@ from quire.engine.models.general.rotary import settle
 from quire.engine.models.general.unsupported import UnsupportedAttention
 
 TOKENS = 3  # of the run
+
+
+def auto_of(config: ModelConfig) -> Any:
+    """Return which of transformers' automatic classes makes a model: with a head of labels, or for text."""
+    labels = config.pooling is not None and config.pooling.labels
+    return AutoModelForSequenceClassification if labels else AutoModelForCausalLM
 
 
 def build(config: PreTrainedConfig, auto: Any = AutoModelForCausalLM) -> Any:

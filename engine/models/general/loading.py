@@ -11,6 +11,7 @@ import torch
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
+from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.general.naming import naming_of
 from quire.engine.models.merging import merged_tensors
 from quire.engine.models.mxfp4_files import expand_mxfp4
@@ -30,32 +31,40 @@ def slices_of(
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(open_weights(path)) for path in files]
-        slices = _expanded(opened, config.quantised, dtype)
+        slices = expanded_slices(opened, config.quantised, dtype)
         if config.adapter is not None:
-            bases = _expanded(opened, config.quantised, torch.float32)
+            bases = expanded_slices(opened, config.quantised, torch.float32)
             tied = config.tie_word_embeddings or config.adapter.unties
             naming = naming_of(model, mapping, tied=tied)
             slices |= merged_tensors(bases, config.adapter, naming, dtype, torch.device("cpu"))
         yield slices
 
 
-def _expanded(opened: list[Any], quantised: Quantised | None, dtype: torch.dtype) -> dict[str, Any]:
+def expanded_slices(opened: list[Any], quantised: Quantised | None, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the tensors of open files by name, quantised weights as the numbers that they stand for."""
     files = expand_files(opened, quantised, dtype, torch.device("cpu"))
     slices = {name: file.get_slice(name) for file in files for name in file.offset_keys()}
     return expand_mxfp4(slices, dtype) if quantised == MXFP4 else slices
 
 
-def reading_expanded(cls: type, files: list[Path], model_config: ModelConfig, dtype: torch.dtype) -> type:
+def reading_expanded(
+    cls: type, files: list[Path], model_config: ModelConfig, dtype: torch.dtype, experts: ExpertWeights
+) -> type:
     """Return a class of models that reads quantised weights of files as the numbers that they stand for.
 
-    An adapter is merged into them. Of transformers' own it is given none.
+    An adapter is merged into them. experts: those that stay in few bits. Of transformers' own files it is
+    given none.
     """
 
     def load(
         model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
-        with slices_of(files, model_config, dtype, model, config.weight_mapping or []) as slices:
-            loaded: tuple[Any, Any] = cls._load_pretrained_model(model, slices, None, config, expected)  # type: ignore[attr-defined]
+        mapping = config.weight_mapping or []
+        with slices_of(files, model_config, dtype, model, mapping) as slices:
+            others = experts.take_sources(model, slices, mapping)
+            experts.take(model)
+            loaded: tuple[Any, Any] = cls._load_pretrained_model(model, others, None, config, expected)  # type: ignore[attr-defined]
+            experts.fill()
             return loaded
 
     return loading_by(cls, load, files[0].parent)

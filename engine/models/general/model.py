@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.formats.state_cache import StateCache
 from quire.kernels.parallel.ranks import Ranks
+from quire.kernels.quantised.weight import WeightFormat
 
 
 class _Output(BaseModelOutputWithPast):
@@ -74,11 +77,16 @@ class GeneralModel:
         max_model_len: int,
         ranks: Ranks | None = None,
         splits: frozenset[int] = frozenset(),
+        kept: Mapping[str, WeightFormat] = MappingProxyType({}),
     ) -> None:
-        """splits: as `Division` has it, of a model that is divided among ranks."""
+        """splits: as `Division` has it, of a model that is divided among ranks.
+
+        kept: formats of weights of experts that stay in few bits, by name.
+        """
         self.config = config
         self.backend = backend
         self.ranks = ranks
+        self.kept = kept
         self._attention = PagedAttention(config, dtype, device, ranks, splits)
         # Whether kernels choose tokens for all of its indexers, and a graph may hold that.
         self.knows_indexers = give_kinds(causal, is_indexer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from quire.engine.models.general.division.heads import heads_of_rank
 from quire.engine.models.general.division.plan import Undividable
 from quire.engine.models.general.division.shares import Held, Shares, put_shares
 from quire.engine.models.general.dry_run import build, run_dry
+from quire.engine.models.general.expert_modules import matrices_of
 from quire.engine.models.general.indexer import Indexer
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.parallel.ranks import Ranks
+from quire.kernels.quantised.weight import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,10 @@ def refuse_undividable(folder: Path, config: ModelConfig) -> None:
     )
 
 
-def num_elements(folder: Path, config: ModelConfig) -> int:
-    """Return how many numbers the parameters of a rank have, of which that is the config.
+def num_bytes(folder: Path, config: ModelConfig, itemsize: int, formats: Mapping[str, WeightFormat]) -> int:
+    """Return how many bytes the parameters of a rank take, of which that is the config.
 
+    formats: of weights of experts that stay in few bits, by name; others are numbers of `itemsize` bytes.
     Raises Undividable with what of the model cannot be divided.
     """
     model = build(read_described(folder))
@@ -94,7 +97,13 @@ def num_elements(folder: Path, config: ModelConfig) -> int:
         divide(model, config, OneOfRanks(0, config.ranks))
     if config.tie_word_embeddings:
         model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    kept = {
+        f"{name}.{weight}": len(module.down_proj) * formats[f"{name}.{weight}"].num_bytes(*shape)
+        for name, module in plan.experts_by_name(model).items()
+        for weight, shape in matrices_of(module).items()
+        if f"{name}.{weight}" in formats
+    }
+    return sum(kept.get(name, each.numel() * itemsize) for name, each in model.named_parameters())
 
 
 class _Shapes:

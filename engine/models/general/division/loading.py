@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.core_model_loading import (
-    Concatenate,
     ConversionOps,
-    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -21,6 +19,7 @@ from transformers.core_model_loading import (
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
+from quire.engine.models.general.expert_sources import merges_experts
 from quire.engine.models.general.loading import loading_by, slices_of
 from quire.engine.parallel.share import Range, Share
 
@@ -146,7 +145,7 @@ def _parts(
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     for converter in converters:
-        if not _merges_experts(converter):
+        if not merges_experts(converter):
             converter.operations.append(TakeShares(held))
     known, prefix = model.state_dict(), model.base_model_prefix
     ours = deepcopy((renamings, converters))  # they note what they have seen
@@ -161,7 +160,7 @@ def _parts(
             continue
         if pattern is None:
             found[key] = Part(key, slices[key], share.share, share)
-        elif _merges_experts(by_pattern[pattern]):
+        elif merges_experts(by_pattern[pattern]):
             merged.setdefault(name, {}).setdefault(pattern, []).append(key)
     for name, keys in merged.items():
         converter = by_pattern[next(iter(keys))]
@@ -171,14 +170,6 @@ def _parts(
             else:
                 found[key] = part
     return found
-
-
-def _merges_experts(converter: Any) -> bool:
-    """Return whether a conversion does no more than to stack experts, gate and up of each together."""
-    merge, *others = converter.operations
-    if not isinstance(merge, MergeModulelist) or merge.dim != 0 or len(converter.target_patterns) > 1:
-        return False
-    return not others or (len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1)
 
 
 def _of_experts(

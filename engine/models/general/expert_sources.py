@@ -1,0 +1,152 @@
+"""Which tensors of a folder's files make the weights of a model's experts, and how they can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.general.division.plan import experts_by_name
+from quire.engine.models.general.expert_modules import DOWN, GATE_UP
+from quire.engine.models.kept_weights import Stored, fused
+from quire.engine.models.mxfp4_files import Mxfp4Matrix, Mxfp4Tensor
+from quire.engine.models.packed_files import PackedTensor
+from quire.engine.parallel.share import Range
+from quire.kernels.quantised.weight import Numbers, WeightFormat
+
+_MISSHAPEN = "other shapes than config.json asks for"  # which is told where they are loaded
+
+
+class Matrix(Protocol):
+    """A matrix of files, of which any part is read as it can be kept."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def numbers(self, outputs: Range, inputs: Range) -> Numbers: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What files have of a weight of all experts of a layer.
+
+    names: of their tensors. form: how it can be kept, or why it cannot. matrices: of each expert its gate and
+    its up projection, or one matrix; there are none that cannot be kept.
+    """
+
+    names: tuple[str, ...]
+    form: WeightFormat | str
+    matrices: tuple[tuple[Matrix, ...], ...] = ()
+
+
+def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> Stored:
+    """Return how files have weights of experts, by the names of parameters; and why others are not kept.
+
+    model: undivided; its parameters need not be anywhere. slices: tensors by their names in files. mapping:
+    as transformers' loader has it. Of GPTQ's, which group each input is in is read too.
+    """
+    sources = sources_of(model, slices, mapping, torch.device("cpu"))
+    of_experts = {name for source in sources.values() for name in source.names}
+    stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
+    for name, tensor in slices.items():
+        if name not in of_experts and isinstance(tensor, Float8Tensor | PackedTensor | Mxfp4Tensor):
+            stored[name] = "no weights of experts"
+    return stored
+
+
+def sources_of(
+    model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
+) -> dict[str, Source]:
+    """Return what makes the weights of experts that files have in few bits, to be read to a device."""
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    known, prefix = model.state_dict(), model.base_model_prefix
+    ours = deepcopy((renamings, converters))  # they note what they have seen
+    modules = {
+        f"{name}.{weight}": module
+        for name, module in experts_by_name(model).items()
+        for weight in (GATE_UP, DOWN)
+        if module.has_gate
+    }
+    found: dict[str, Source] = {}
+    merged: dict[str, dict[str, list[str]]] = {}
+    for key in sorted(slices, key=dot_natural_key):
+        name, pattern = rename_source_key(key, *ours, prefix, known)
+        if name not in known and key in known:
+            name, pattern = rename_source_key(key, [], [], prefix, known)
+        if name not in modules:
+            continue
+        if pattern is not None:
+            merged.setdefault(name, {}).setdefault(pattern, []).append(key)
+        elif isinstance(slices[key], Mxfp4Tensor):
+            found[name] = _stacked(key, slices[key], list(known[name].shape), modules[name], device)
+        elif isinstance(slices[key], Float8Tensor):
+            found[name] = Source((key,), str(slices[key].kept_format))
+    for name, keys in merged.items():
+        converter = by_pattern[next(iter(keys))]
+        source = _merged(keys, converter, slices, list(known[name].shape), modules[name], device)
+        if source is not None:
+            found[name] = source
+    return found
+
+
+def merges_experts(converter: Any) -> bool:
+    """Return whether a conversion does no more than to stack experts, gate and up of each together."""
+    merge, *others = converter.operations
+    if not isinstance(merge, MergeModulelist) or merge.dim != 0 or len(converter.target_patterns) > 1:
+        return False
+    return not others or (len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1)
+
+
+def _stacked(key: str, stack: Mxfp4Tensor, shape: list[int], module: Any, device: torch.device) -> Source:
+    if not module.is_transposed:
+        return Source((key,), "outputs and inputs the other way round")
+    if stack.get_shape() != shape:
+        return Source((key,), _MISSHAPEN)
+    matrices = [Mxfp4Matrix(stack, place, device) for place in range(shape[0])]
+    form = fused([each.kept_format for each in matrices[:1]], shape[1])
+    return Source((key,), form, tuple((each,) for each in matrices))
+
+
+def _merged(
+    keys: Mapping[str, list[str]],
+    converter: Any,
+    slices: Mapping[str, Any],
+    shape: list[int],
+    module: Any,
+    device: torch.device,
+) -> Source | None:
+    """Return what a matrix for each expert makes; None if none is in few bits.
+
+    keys: of tensors, in the order of experts, by the pattern of the conversion.
+    """
+    patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
+    names = tuple(key for pattern in patterns for key in keys[pattern])
+    kinds = Float8Tensor | PackedTensor
+    if not any(isinstance(slices[name], kinds) for name in names):
+        return None
+    count, outputs, inputs = shape
+    if not merges_experts(converter) or module.is_transposed or not module.is_concatenated:
+        return Source(names, "matrices that are merged in another way")
+    wanted = [outputs // len(patterns), inputs]
+    fit = all(len(keys[pattern]) == count for pattern in patterns)
+    if len(patterns) > 2 or not fit or any(slices[name].get_shape() != wanted for name in names):
+        return Source(names, _MISSHAPEN)
+    forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
+    form = fused(forms, inputs)
+    if isinstance(form, str):
+        return Source(names, form)
+    by_expert = zip(*(keys[pattern] for pattern in patterns), strict=True)
+    return Source(names, form, tuple(tuple(slices[name].on(device) for name in each) for each in by_expert))

@@ -1,0 +1,153 @@
+"""The weights of experts that stay in few bits: in place of parameters, filled from files or with noise."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.engine.models.drawn_weights import draw_rounded
+from quire.engine.models.general.division.plan import experts_by_name
+from quire.engine.models.general.expert_modules import DOWN, GATE_UP, bare_of, matrices_of
+from quire.engine.models.general.expert_proof import are_computed, quantised_of
+from quire.engine.models.general.expert_sources import Matrix, Source, sources_of
+from quire.kernels.quantised.weight import Numbers, QuantisedWeight, WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The experts of a layer. gate_up, down: as `QuantisedExperts` has them. inner: of the whole model's.
+
+    interleaved: files have rows of gate and up in turns.
+    """
+
+    gate_up: QuantisedWeight
+    down: QuantisedWeight
+    count: int
+    inner: int
+    interleaved: bool
+
+
+class ExpertWeights:
+    """Those of a model. They are never there as numbers, neither in host memory nor on the device."""
+
+    def __init__(self, formats: Mapping[str, WeightFormat], device: torch.device) -> None:
+        """formats: of the weights that are kept, by their parameters' names, as `Kept` has them."""
+        self.formats = formats
+        self._device = device
+        self._places: dict[str, _Place] = {}
+        self._sources: dict[str, Source] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(place.gate_up.nbytes + place.down.nbytes for place in self._places.values())
+
+    def take(self, model: nn.Module) -> None:
+        """Take parameters of these, which are nowhere yet, from a model; allocate what is kept instead."""
+        for name, module in experts_by_name(model).items():
+            forms = [self.formats.get(f"{name}.{weight}") for weight in (GATE_UP, DOWN)]
+            of_up, of_down = forms
+            if of_up is None or of_down is None:
+                continue
+            (outputs, hidden), (_, inner) = matrices_of(module).values()
+            count = len(module.down_proj)
+            self._places[name] = _Place(
+                QuantisedWeight.empty(of_up, count * outputs, hidden, self._device),
+                QuantisedWeight.empty(of_down, count * hidden, inner, self._device),
+                count,
+                inner,
+                interleaved=not module.is_concatenated,
+            )
+            for weight in (GATE_UP, DOWN):
+                delattr(module, weight)
+            module._is_hf_initialized = True  # which transformers' code would see to by these names
+
+    def take_sources(self, model: nn.Module, slices: dict[str, Any], mapping: list[Any]) -> dict[str, Any]:
+        """Return those tensors of files that these are not made of. The model is as before `take`."""
+        if not self.formats:
+            return slices
+        sources = sources_of(model, slices, mapping, self._device)
+        self._sources = {name: sources[name] for name in self.formats}
+        taken = {name for source in self._sources.values() for name in source.names}
+        return {name: tensor for name, tensor in slices.items() if name not in taken}
+
+    def fill(self) -> None:
+        """Copy codes and scales out of files, which are open. Raises ValueError by name."""
+        for name, place in self._places.items():
+            of_up, of_down = (self._sources[f"{name}.{weight}"].matrices for weight in (GATE_UP, DOWN))
+            for expert in range(place.count):
+                rows = place.gate_up.shape[0] // place.count
+                gate_up = place.gate_up.rows(expert * rows, (expert + 1) * rows)
+                _fill(gate_up, _halves(of_up[expert], place), f"{name}.{GATE_UP}[{expert}]")
+                rows = place.down.shape[0] // place.count
+                down = place.down.rows(expert * rows, (expert + 1) * rows)
+                numbers = of_down[expert][0].numbers((0, rows), (0, place.inner))
+                _fill(down, iter((numbers,)), f"{name}.{DOWN}[{expert}]")
+        self._sources = {}
+
+    def draw(self, seed: int, dtype: torch.dtype) -> None:
+        """Fill them with normal noise in a dtype, rounded: the same for a seed on a kind of device."""
+        for name, place in self._places.items():
+            for weight, held in ((GATE_UP, place.gate_up), (DOWN, place.down)):
+                rows = held.shape[0] // place.count
+                for expert in range(place.count):
+                    own = zlib.crc32(f"{name}.{weight}.{expert}".encode())
+                    generator = torch.Generator(self._device).manual_seed(seed + own)
+                    part = held.rows(expert * rows, (expert + 1) * rows)
+                    draw_rounded(part, held.format, None, dtype, generator)
+
+    def give(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Have kernels compute experts by these, in a model that is on the device.
+
+        Raises ValueError if they do not compute what transformers' code does of the numbers of a few.
+        """
+        for name, place in self._places.items():
+            module: Any = model.get_submodule(name)
+            bare = bare_of(module, self._device)
+            assert bare is not None  # `kept_experts` has looked
+            biases = None
+            if module.has_bias:
+                of_up = module.gate_up_proj_bias
+                if place.interleaved:
+                    of_up.data = torch.cat((of_up.data[:, ::2], of_up.data[:, 1::2]), 1)
+                biases = of_up.data, module.down_proj_bias.data
+            found = quantised_of(bare, place.gate_up, place.down, place.count, biases)
+            if not are_computed(module, found, dtype):
+                raise ValueError(
+                    f"{name}: kernels by weights in few bits do not compute what transformers' code does: "
+                    "give --quantized-weights expand"
+                )
+            module.quire_experts = found
+
+
+def _halves(matrices: tuple[Matrix, ...], place: _Place) -> Iterator[Numbers]:
+    """Read an expert's gate projection, and then what is above it, of one matrix or two."""
+    inner, inputs = place.inner, (0, place.gate_up.inputs)
+    if place.interleaved:
+        both = matrices[0].numbers((0, 2 * inner), inputs)
+        yield from (_every_other(both, first) for first in (0, 1))
+        return
+    for half in (0, 1):
+        begin = half * inner if len(matrices) == 1 else 0
+        yield matrices[half % len(matrices)].numbers((begin, begin + inner), inputs)
+
+
+def _every_other(numbers: Numbers, first: int) -> Numbers:
+    zeros = None if numbers.zeros is None else numbers.zeros[first::2]
+    return Numbers(numbers.codes[first::2], numbers.scales[first::2], zeros)
+
+
+def _fill(weight: QuantisedWeight, parts: Iterator[Numbers], name: str) -> None:
+    """Put parts of rows below each other. Raises ValueError by name."""
+    begin = 0
+    for numbers in parts:
+        end = begin + len(numbers.codes)
+        try:
+            weight.rows(begin, end).fill(numbers)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
+        begin = end

@@ -1,0 +1,133 @@
+"""Which experts' weights stay in few bits of a model by transformers' code, and why others do not.
+
+All of a layer's are kept, or none: its code is proved to compute what kernels do by weights in such formats.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+
+from quire.engine.models.config import ModelConfig
+from quire.engine.models.float8 import Float8
+from quire.engine.models.general.described import read_described
+from quire.engine.models.general.division.plan import experts_by_name
+from quire.engine.models.general.dry_run import auto_of, build
+from quire.engine.models.general.expert_modules import DOWN, GATE_UP, matrices_of
+from quire.engine.models.general.expert_proof import is_computed
+from quire.engine.models.general.expert_sources import stored_experts
+from quire.engine.models.general.loading import expanded_slices
+from quire.engine.models.kept_weights import (
+    ADAPTED,
+    Keep,
+    Kept,
+    Stored,
+    Supports,
+    described_format,
+    fused,
+    may_keep,
+    unsupported,
+    untaken,
+)
+from quire.engine.models.mxfp4_files import MXFP4_FORMAT
+from quire.engine.models.packed import Packed
+from quire.engine.models.quantisation import weights_of
+from quire.kernels.quantised.weight import WeightFormat
+
+OF_EXPERTS = "experts"
+
+
+def keep_experts_of(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    supports: Supports,
+    files: list[Any],
+    *,
+    expand: bool,
+) -> Keep:
+    """Return what chooses which weights of experts a rank keeps of a folder's model, by open files.
+
+    files: none, if they are not here, or not read: config.json tells. expand: none are kept.
+    """
+    if not may_keep(config):
+        return lambda part: Kept(of=OF_EXPERTS)
+    model = build(read_described(folder), auto_of(config))
+    if files:
+        slices = expanded_slices(files, config.quantised, dtype)
+        stored = stored_experts(model, slices, get_model_conversion_mapping(model))
+    else:
+        stored = described_experts(model, config)
+    if config.adapter is not None:
+        stored = dict.fromkeys(stored, ADAPTED)
+    if expand:
+        stored = dict.fromkeys(stored, "--quantized-weights is expand")
+    return partial(keep_experts, model=model, stored=stored, dtype=dtype, supports=supports)
+
+
+def described_experts(model: Any, config: ModelConfig) -> Stored:
+    """Return how files have weights of experts as far as config.json tells, which need not be there."""
+    quantised = weights_of(config.quantised)
+    stored: dict[str, WeightFormat | str] = {}
+    for name, module in experts_by_name(model).items():
+        for weight, (_, inputs) in matrices_of(module).items():
+            form: WeightFormat | str = MXFP4_FORMAT
+            if isinstance(quantised, Float8 | Packed):
+                form = described_format(quantised, inputs)
+            stored[f"{name}.{weight}"] = form if isinstance(form, str) else fused([form], inputs)
+    return stored
+
+
+def keep_experts(
+    part: ModelConfig, model: Any, stored: Stored, dtype: torch.dtype, supports: Supports
+) -> Kept:
+    """Choose which are kept for products in dtype.
+
+    part: the configuration of a rank. model: undivided; its parameters need not be anywhere. stored: as
+    `expert_sources.stored_experts` has it.
+    """
+    formats: dict[str, WeightFormat] = {}
+    reasons: dict[str, str] = {}
+    for name, module in experts_by_name(model).items():
+        names = [f"{name}.{weight}" for weight in (GATE_UP, DOWN)]
+        found = [stored.get(each) for each in names]
+        forms = [each for each in found if isinstance(each, WeightFormat)]
+        if not any(found):
+            continue
+        why = _why_not(part, module, found, dtype, supports)
+        if not why and not is_computed(module, forms):
+            why = "experts of a kind that kernels do not compute"
+        if why:
+            reasons |= {each: why for each, form in zip(names, found, strict=True) if form is not None}
+        else:
+            formats |= dict(zip(names, forms, strict=True))
+    others = stored.keys() - formats.keys() - reasons.keys()
+    reasons |= {name: str(form) for name, form in stored.items() if name in others}
+    return Kept(formats, reasons, OF_EXPERTS)
+
+
+def _why_not(
+    part: ModelConfig,
+    module: Any,
+    found: list[WeightFormat | str | None],
+    dtype: torch.dtype,
+    supports: Supports,
+) -> str:
+    """Return why a layer's experts are not kept, as far as formats tell; "" if they may be."""
+    if reasons := [each for each in found if isinstance(each, str)]:
+        return reasons[0]
+    forms = [each for each in found if isinstance(each, WeightFormat)]
+    if len(forms) < len(found):
+        return "next to weights that are not quantised"
+    if not all(supports(form, dtype) for form in forms):
+        return unsupported(dtype)
+    if part.ranks > 1:
+        return "divided among ranks"
+    for form, (_, inputs) in zip(forms, matrices_of(module).values(), strict=True):
+        if not form.takes(inputs):
+            return untaken(form, inputs)
+    return ""

@@ -1,0 +1,115 @@
+"""Folders of random models by transformers' code with experts in few bits, and what is loaded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.engine.models.general.model import GeneralModel
+from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
+from quire.kernels.backend import torch_backend
+from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
+from tests.models import kept_folder
+from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, save_tiny
+from tests.models.float8_folder import save_quantised
+from tests.models.packed_folder import save_packed
+from tests.models.paged_driver import PagedDriver
+from tests.models.test_quantised import pack
+
+KEEPING = replace(torch_backend(), keeps_experts=lambda form, dtype: True)  # as a GPU's
+MOST_APART = 1e-4  # of logits, by the order of sums
+SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64}
+OF_EXPERTS: dict[str, dict[str, Any]] = {  # whose width is in a field of each one's own
+    "qwen3_moe": SIZES | {"moe_intermediate_size": 128},
+    "glm4_moe": SIZES | {"moe_intermediate_size": 128},
+    "minimax_m2": SIZES | {"intermediate_size": 128},
+    "mixtral": SIZES | {"intermediate_size": 128},
+    "deepseek_v3": {"hidden_size": 256, "moe_intermediate_size": 128},
+}
+LAYERS = {"glm4_moe": 3, "deepseek_v3": 3}  # that have experts, of four
+
+
+def save_mxfp4(folder: Path) -> Path:
+    pack(folder, save_tiny("gpt_oss", folder))
+    return folder
+
+
+def of_kind(kind: str, form: str) -> Callable[[Path], Path]:
+    """Return what saves a model of a type with weights in a form of `kept_folder`."""
+
+    def save_kind(folder: Path) -> Path:
+        if form in kept_folder.PACKED:
+            return save_packed(kind, kept_folder.PACKED[form], folder, OF_EXPERTS[kind])[0]
+        return save_quantised(kind, kept_folder.FLOATS[form], folder, OF_EXPERTS[kind])[0]
+
+    return save_kind
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {"mxfp4": save_mxfp4} | {
+    f"{form} of {kind}": of_kind(kind, form)
+    for kind, form in (
+        ("qwen3_moe", "blocks"),
+        ("qwen3_moe", "rows"),
+        ("qwen3_moe", "awq"),
+        ("qwen3_moe", "gptq"),
+        ("glm4_moe", "matrices"),
+        ("mixtral", "words"),
+        ("minimax_m2", "words with zero points"),
+        ("deepseek_v3", "blocks"),
+    )
+}
+
+
+def save(form: str, folder: Path) -> Path:
+    return FORMS[form](folder)
+
+
+def load(
+    folder: Path, backend: Any = KEEPING, dtype: torch.dtype = torch.float32, **given: Any
+) -> tuple[GeneralModel, int]:
+    config = given.pop("config", None) or read_model(folder, "transformers")
+    model, num_bytes = load_model(
+        folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given
+    )
+    assert isinstance(model, GeneralModel)
+    return model, num_bytes
+
+
+def generate(model: GeneralModel) -> tuple[list[list[int]], list[Tensor]]:
+    return PagedDriver(model, model.config, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+
+
+def experts_in(model: GeneralModel) -> list[QuantisedExperts]:
+    found = [vars(module).get("quire_experts") for module in model._decoder.modules()]
+    return [each for each in found if isinstance(each, QuantisedExperts)]
+
+
+def kept_in(model: GeneralModel) -> list[list[Tensor]]:
+    """Return the numbers that a model's kept experts stand for, the gate's rows first, and their biases."""
+    every = (expand_experts(experts, torch.float32) for experts in experts_in(model))
+    found = ((each.gate_up, each.down, each.gate_up_bias, each.down_bias) for each in every)
+    return [[part for part in parts if part is not None] for parts in found]
+
+
+def expanded_in(model: GeneralModel) -> list[list[Tensor]]:
+    """Return the same of a model that keeps none."""
+    found = []
+    for module in model._decoder.modules():
+        if not isinstance(getattr(module, "gate_up_proj", None), Tensor):
+            continue
+        part: Any = module
+        parts = [part.gate_up_proj, part.down_proj]
+        if part.is_transposed:
+            parts = [each.transpose(1, 2) for each in parts]
+        if part.has_bias:
+            parts += [part.gate_up_proj_bias, part.down_proj_bias]
+        if not part.is_concatenated:
+            parts[::2] = [torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in parts[::2]]
+        found.append(parts)
+    return found

@@ -1,0 +1,65 @@
+"""Experts' weights stay in the few bits that files have, of a model by transformers' code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.mxfp4_files import Mxfp4Tensor
+from quire.engine.models.packed_files import PackedTensor
+from quire.kernels.backend import torch_backend
+from tests.models.kept_experts_folder import (
+    FORMS,
+    MOST_APART,
+    expanded_in,
+    experts_in,
+    generate,
+    kept_in,
+    load,
+    save,
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_kept_experts_stand_for_the_numbers_that_they_would_be(form: str, tmp_path: Path) -> None:
+    folder = save(form, tmp_path)
+    (ours, _), (other, _) = load(folder), load(folder, torch_backend())
+    kept, numbers = kept_in(ours), expanded_in(other)
+    assert len(kept) == len(numbers) > 0
+    for each, wanted in zip(kept, numbers, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(each, wanted, strict=True))
+    (tokens, logits), (expected, theirs) = generate(ours), generate(other)
+    assert tokens == expected
+    for each, wanted in zip(logits, theirs, strict=True):
+        torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither whole nor in part, in host memory or on the device; what is no expert's is."""
+    folder = save(form, tmp_path)
+    read: list[str] = []
+
+    def noted(tensor: Any, index: Any, expand: Any) -> Tensor:
+        read.append(tensor.name)
+        numbers: Tensor = expand(tensor, index)
+        return numbers
+
+    for kind in (Float8Tensor, PackedTensor, Mxfp4Tensor):
+        expand = kind.__getitem__
+        monkeypatch.setattr(kind, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
+    model, num_bytes = load(folder)
+    assert not [name for name in read if ".experts." in name and "shared" not in name]
+    assert not [
+        name for name, _ in model._causal.named_parameters() if name.endswith(("up_proj", "down_proj"))
+    ]
+    assert bool(read) == (form != "mxfp4")
+    parameters = [*model._causal.parameters(), *model._decoder.parameters()]
+    others = sum({each.data_ptr(): each.nbytes for each in parameters}.values())
+    kept = [weight for each in experts_in(model) for weight in (each.gate_up, each.down)]
+    assert num_bytes == others + sum(weight.nbytes for weight in kept)
