@@ -169,6 +169,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 # Weights in few bits, as folders have them: 8-bit floats of rows and of blocks, integers of 4 bits in groups.
 _FLOAT8_ROWS = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
 _FLOAT8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+_MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 _INT4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 QUANTISED: dict[str, dict[str, Any]] = {
     "llama-8b-float8": {**CONFIGS["llama-8b"], "quantization_config": _FLOAT8_ROWS},
@@ -176,6 +177,16 @@ QUANTISED: dict[str, dict[str, Any]] = {
     "qwen3-4b-float8-blocks": {**DENSE["qwen3-4b"], "quantization_config": _FLOAT8_BLOCKS},
     "qwen2.5-7b-int4": {**DENSE["qwen2.5-7b"], "quantization_config": _INT4},
     "llama-70b-int4": {**CONFIGS["llama-70b"], "quantization_config": _INT4},
+    "gpt-oss-20b-mxfp4": {**EXPERTS["gpt-oss-20b"], "quantization_config": _MXFP4},
+    "gpt-oss-120b-mxfp4": {
+        **EXPERTS["gpt-oss-20b"],
+        "num_hidden_layers": 36,
+        "layer_types": ["sliding_attention", "full_attention"] * 18,
+        "num_local_experts": 128,
+        "quantization_config": _MXFP4,
+    },
+    "qwen3-30b-a3b-float8-blocks": {**EXPERTS["qwen3-30b-a3b"], "quantization_config": _FLOAT8_BLOCKS},
+    "qwen3-30b-a3b-int4": {**EXPERTS["qwen3-30b-a3b"], "quantization_config": _INT4},
 }
 
 # Layer norms, and MLPs of two products without a gate.
