@@ -16,14 +16,16 @@ from quire.engine.models.general import causal
 from quire.engine.models.general.division.divide import refuse_undividable
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import Backend, torch_backend
 from quire.kernels.formats.kv_format import UNSCALED
 from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, Verdict, difference, prompts
 from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
 
-def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel: bool = False) -> Verdict:
+def compare_divided(
+    folder: Path, reference: Any, ranks: int, backend: Backend | None = None, *, expert_parallel: bool = False
+) -> Verdict:
     """Compare logits of ranks, of the model that is in the folder, with those that transformers has of it."""
     try:
         part = read_model(folder, "transformers").of_rank(ranks, expert_parallel=expert_parallel)
@@ -31,7 +33,7 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
         part, _ = in_blocks(part, BLOCK_SIZE, UNSCALED[torch.float32], torch.float32)
     except ValueError as error:
         return Verdict("refused", str(error))
-    generated = generate_divided(folder, part, ranks)
+    generated = generate_divided(folder, part, ranks, backend)
     if any(tokens != generated[0][0] for tokens, _ in generated):
         return Verdict("unequal", "ranks have different tokens")
     worst = max(difference(each, reference) for each in generated)
@@ -39,7 +41,7 @@ def compare_divided(folder: Path, reference: Any, ranks: int, *, expert_parallel
 
 
 def generate_divided(
-    folder: Path, part: ModelConfig, ranks: int
+    folder: Path, part: ModelConfig, ranks: int, backend: Backend | None = None
 ) -> list[tuple[list[list[int]], list[Tensor]]]:
     """Return what each rank of a folder's model generates. part: the model as each of them computes it."""
     meeting, turn, load_shares = Meeting(ranks), threading.Lock(), causal._load_shares
@@ -50,8 +52,8 @@ def generate_divided(
 
     def generate(rank: int) -> tuple[list[list[int]], list[Tensor]]:
         model, _ = load_model(
-            folder, part, torch_backend(), device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
-            ranks=Rank(rank, meeting),
+            folder, part, backend or torch_backend(), device="cpu", dtype=torch.float32,
+            max_model_len=MAX_LEN, ranks=Rank(rank, meeting),
         )  # fmt: skip
         return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 

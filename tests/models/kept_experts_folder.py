@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
+from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
 from tests.models import kept_folder
@@ -26,7 +27,7 @@ KEEPING = replace(torch_backend(), keeps_experts=lambda form, dtype: True)  # as
 MOST_APART = 1e-4  # of logits, by the order of sums
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64}
 OF_EXPERTS: dict[str, dict[str, Any]] = {  # whose width is in a field of each one's own
-    "qwen3_moe": SIZES | {"moe_intermediate_size": 128},
+    "qwen3_moe": SIZES | {"moe_intermediate_size": 256},
     "glm4_moe": SIZES | {"moe_intermediate_size": 128},
     "minimax_m2": SIZES | {"intermediate_size": 128},
     "mixtral": SIZES | {"intermediate_size": 128},
@@ -36,7 +37,8 @@ LAYERS = {"glm4_moe": 3, "deepseek_v3": 3}  # that have experts, of four
 
 
 def save_mxfp4(folder: Path) -> Path:
-    pack(folder, save_tiny("gpt_oss", folder))
+    """Save a model whose lines of 128 inputs are not full, neither whole nor divided among two ranks."""
+    pack(folder, save_tiny("gpt_oss", folder, intermediate_size=192))
     return folder
 
 
@@ -112,4 +114,23 @@ def expanded_in(model: GeneralModel) -> list[list[Tensor]]:
         if not part.is_concatenated:
             parts[::2] = [torch.cat((each[:, ::2], each[:, 1::2]), 1) for each in parts[::2]]
         found.append(parts)
+    return found
+
+
+def load_ranks(folder: Path, ranks: int, *, whole_ones: bool, **given: Any) -> list[GeneralModel]:
+    """Return a model as each of so many ranks has it, which are alone."""
+    part = read_model(folder, "transformers").of_rank(ranks, expert_parallel=whole_ones)
+    return [load(folder, config=part, ranks=OneOfRanks(rank, ranks), **given)[0] for rank in range(ranks)]
+
+
+def joined(ranks: list[GeneralModel], *, whole_ones: bool) -> list[list[Tensor]]:
+    """Return what the experts of all ranks stand for together, without biases, as `kept_in` has it."""
+    found = []
+    for parts in zip(*(kept_in(rank) for rank in ranks), strict=True):
+        ups, downs = [each[0] for each in parts], [each[1] for each in parts]
+        if whole_ones:
+            found.append([torch.cat(ups), torch.cat(downs)])
+            continue
+        halves = zip(*(each.chunk(2, 1) for each in ups), strict=True)
+        found.append([torch.cat([part for half in halves for part in half], 1), torch.cat(downs, 2)])
     return found

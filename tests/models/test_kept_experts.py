@@ -12,15 +12,20 @@ from torch import Tensor
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
+from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from tests.models.divided_model import generate_divided
 from tests.models.kept_experts_folder import (
     FORMS,
+    KEEPING,
     MOST_APART,
     expanded_in,
     experts_in,
     generate,
+    joined,
     kept_in,
     load,
+    load_ranks,
     save,
 )
 
@@ -63,3 +68,19 @@ def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pyte
     others = sum({each.data_ptr(): each.nbytes for each in parameters}.values())
     kept = [weight for each in experts_in(model) for weight in (each.gate_up, each.down)]
     assert num_bytes == others + sum(weight.nbytes for weight in kept)
+
+
+@pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
+@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "awq of qwen3_moe", "rows of qwen3_moe"])
+def test_ranks_keep_their_shares(form: str, whole_ones: bool, tmp_path: Path) -> None:
+    folder = save(form, tmp_path)
+    whole = load(folder)[0]
+    ranks = load_ranks(folder, 2, whole_ones=whole_ones)
+    for parts, wanted in zip(joined(ranks, whole_ones=whole_ones), kept_in(whole), strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(parts, wanted, strict=False))
+    part = read_model(folder, "transformers").of_rank(2, expert_parallel=whole_ones)
+    expected, logits = generate(whole)
+    for tokens, theirs in generate_divided(folder, part, 2, KEEPING):
+        assert tokens == expected
+        for each, wanted_of in zip(theirs, logits, strict=True):
+            torch.testing.assert_close(each, wanted_of, atol=MOST_APART, rtol=1e-4)

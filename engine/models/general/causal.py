@@ -73,7 +73,7 @@ def load_general(
         for path in weight_files(folder):
             open_weights(path)
     if ranks is not None:
-        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks)
+        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks, experts)
     elif dummy_seed is None:
         causal = _load_whole(folder, auto, config, device, dtype, described, experts)
         _leave_files(causal, device)
@@ -153,7 +153,7 @@ def _draw_beside(
     """Draw the weights of the causal model of a configuration, those of experts in few bits."""
 
     def prepare(model: Any) -> dict[str, Held]:
-        experts.take(model)
+        experts.take(model, {})
         return {}
 
     built = build(described, auto)
@@ -192,6 +192,7 @@ def _load_shares(
     dtype: torch.dtype,
     dummy_seed: int | None,
     ranks: Ranks,
+    experts: ExpertWeights,
 ) -> tuple[Any, frozenset[int]]:
     """Load this rank's shares; return the causal model, and as `Division` has it `splits`."""
     found: list[Division] = []
@@ -199,6 +200,7 @@ def _load_shares(
     def prepare(model: Any) -> dict[str, Held]:
         give_latents(model)  # while all heads are there: those of a rank alone may keep less than a latent
         found.append(divide(model, config, ranks))
+        experts.take(model, found[0].held)
         return found[0].held
 
     described = _described(folder, config)
@@ -208,10 +210,10 @@ def _load_shares(
         "config": shape,
         "dtype": dtype,
         "attn_implementation": NAME,
-        "experts_implementation": _experts(device),
+        "experts_implementation": _experts(device, experts),
     }
     if dummy_seed is None:
-        reader = reading_shares(cls, prepare, weight_files(folder), config, dtype)
+        reader = reading_shares(cls, prepare, weight_files(folder), config, dtype, experts)
         causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
             None, state_dict={}, output_loading_info=True, ignore_mismatched_sizes=True, **given
         )
@@ -221,6 +223,7 @@ def _load_shares(
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
         draw_vectors(causal, dummy_seed, device, found[0].held)
+        experts.draw(dummy_seed, dtype)
     causal.__class__ = cls
     if ranks.rank:
         parameters = dict(causal.named_parameters(remove_duplicate=False))

@@ -56,11 +56,12 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     model: undivided; its parameters need not be anywhere. slices: tensors by their names in files. mapping:
     as transformers' loader has it. Of GPTQ's, which group each input is in is read too.
     """
-    sources = sources_of(model, slices, mapping, torch.device("cpu"))
+    names = _names_in(model, slices, mapping)
+    sources = _sources(names, model, slices, mapping, torch.device("cpu"))
     of_experts = {name for source in sources.values() for name in source.names}
     stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
-    for name, tensor in slices.items():
-        if name not in of_experts and isinstance(tensor, Float8Tensor | PackedTensor | Mxfp4Tensor):
+    for name in names.keys() - of_experts:
+        if isinstance(slices[name], Float8Tensor | PackedTensor | Mxfp4Tensor):
             stored[name] = "no weights of experts"
     return stored
 
@@ -69,11 +70,19 @@ def sources_of(
     model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
 ) -> dict[str, Source]:
     """Return what makes the weights of experts that files have in few bits, to be read to a device."""
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    return _sources(_names_in(model, slices, mapping), model, slices, mapping, device)
+
+
+def _sources(
+    names: Mapping[str, tuple[str, str | None]],
+    model: Any,
+    slices: Mapping[str, Any],
+    mapping: list[Any],
+    device: torch.device,
+) -> dict[str, Source]:
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    known, prefix = model.state_dict(), model.base_model_prefix
-    ours = deepcopy((renamings, converters))  # they note what they have seen
+    known = model.state_dict()
     modules = {
         f"{name}.{weight}": module
         for name, module in experts_by_name(model).items()
@@ -82,10 +91,7 @@ def sources_of(
     }
     found: dict[str, Source] = {}
     merged: dict[str, dict[str, list[str]]] = {}
-    for key in sorted(slices, key=dot_natural_key):
-        name, pattern = rename_source_key(key, *ours, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
+    for key, (name, pattern) in names.items():
         if name not in modules:
             continue
         if pattern is not None:
@@ -99,6 +105,25 @@ def sources_of(
         source = _merged(keys, converter, slices, list(known[name].shape), modules[name], device)
         if source is not None:
             found[name] = source
+    return found
+
+
+def _names_in(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> dict[str, tuple[str, str | None]]:
+    """Return what a model calls the tensors that it has of files, in the order of layers and experts.
+
+    With each the pattern of the conversion that makes it of several.
+    """
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    known, prefix = model.state_dict(), model.base_model_prefix
+    ours = deepcopy((renamings, converters))  # they note what they have seen
+    found = {}
+    for key in sorted(slices, key=dot_natural_key):
+        name, pattern = rename_source_key(key, *ours, prefix, known)
+        if name not in known and key in known:
+            name, pattern = rename_source_key(key, [], [], prefix, known)
+        if name in known:
+            found[key] = name, pattern
     return found
 
 

@@ -12,24 +12,51 @@ from torch import nn
 
 from quire.engine.models.drawn_weights import draw_rounded
 from quire.engine.models.general.division.plan import experts_by_name
+from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, bare_of, matrices_of
 from quire.engine.models.general.expert_proof import are_computed, quantised_of
 from quire.engine.models.general.expert_sources import Matrix, Source, sources_of
+from quire.engine.parallel.share import Range, Share
 from quire.kernels.quantised.weight import Numbers, QuantisedWeight, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The experts of a layer. gate_up, down: as `QuantisedExperts` has them. inner: of the whole model's.
+    """The experts of a layer. gate_up, down: as `QuantisedExperts` has them.
 
+    experts, inner: which are here of the whole model's, and of their width. width: of one that is whole.
     interleaved: files have rows of gate and up in turns.
     """
 
     gate_up: QuantisedWeight
     down: QuantisedWeight
-    count: int
-    inner: int
+    experts: Range
+    inner: Range
+    width: int
     interleaved: bool
+
+    @property
+    def count(self) -> int:
+        return self.experts[1] - self.experts[0]
+
+    def rows_of(self, expert: int) -> tuple[QuantisedWeight, QuantisedWeight]:
+        """Return the views of an expert's own, of which `expert` is the number in the whole model."""
+        at = expert - self.experts[0]
+        rows = [weight.shape[0] // self.count for weight in (self.gate_up, self.down)]
+        gate_up, down = (
+            weight.rows(at * each, (at + 1) * each)
+            for weight, each in zip((self.gate_up, self.down), rows, strict=True)
+        )
+        return gate_up, down
+
+    @property
+    def shares(self) -> tuple[Share, Share] | tuple[None, None]:
+        """Return which part of each expert's matrices is here, a gate's rows first; None: all."""
+        (begin, end), width, hidden = self.inner, self.width, self.gate_up.inputs
+        if end - begin == width:
+            return None, None
+        of_up = Share((2 * width, hidden), 0, ((begin, end), (width + begin, width + end)))
+        return of_up, Share((hidden, width), 1, ((begin, end),))
 
 
 class ExpertWeights:
@@ -46,8 +73,11 @@ class ExpertWeights:
     def num_bytes(self) -> int:
         return sum(place.gate_up.nbytes + place.down.nbytes for place in self._places.values())
 
-    def take(self, model: nn.Module) -> None:
-        """Take parameters of these, which are nowhere yet, from a model; allocate what is kept instead."""
+    def take(self, model: nn.Module, held: Mapping[str, Held]) -> None:
+        """Take parameters of these, which are nowhere yet, from a model; allocate what is kept instead.
+
+        held: which share of them a rank has; the others are whole.
+        """
         for name, module in experts_by_name(model).items():
             forms = [self.formats.get(f"{name}.{weight}") for weight in (GATE_UP, DOWN)]
             of_up, of_down = forms
@@ -55,11 +85,19 @@ class ExpertWeights:
                 continue
             (outputs, hidden), (_, inner) = matrices_of(module).values()
             count = len(module.down_proj)
+            experts, columns, width = (0, count), (0, inner), inner
+            if (share := held.get(f"{name}.{DOWN}")) is not None:
+                (part,) = share.share.ranges
+                if share.share.dim == 0:
+                    experts = part
+                else:
+                    columns, width = part, share.share.shape[share.share.dim]
             self._places[name] = _Place(
                 QuantisedWeight.empty(of_up, count * outputs, hidden, self._device),
                 QuantisedWeight.empty(of_down, count * hidden, inner, self._device),
-                count,
-                inner,
+                experts,
+                columns,
+                width,
                 interleaved=not module.is_concatenated,
             )
             for weight in (GATE_UP, DOWN):
@@ -79,26 +117,21 @@ class ExpertWeights:
         """Copy codes and scales out of files, which are open. Raises ValueError by name."""
         for name, place in self._places.items():
             of_up, of_down = (self._sources[f"{name}.{weight}"].matrices for weight in (GATE_UP, DOWN))
-            for expert in range(place.count):
-                rows = place.gate_up.shape[0] // place.count
-                gate_up = place.gate_up.rows(expert * rows, (expert + 1) * rows)
+            for expert in range(*place.experts):
+                gate_up, down = place.rows_of(expert)
                 _fill(gate_up, _halves(of_up[expert], place), f"{name}.{GATE_UP}[{expert}]")
-                rows = place.down.shape[0] // place.count
-                down = place.down.rows(expert * rows, (expert + 1) * rows)
-                numbers = of_down[expert][0].numbers((0, rows), (0, place.inner))
+                numbers = of_down[expert][0].numbers((0, down.shape[0]), place.inner)
                 _fill(down, iter((numbers,)), f"{name}.{DOWN}[{expert}]")
         self._sources = {}
 
     def draw(self, seed: int, dtype: torch.dtype) -> None:
-        """Fill them with normal noise in a dtype, rounded: the same for a seed on a kind of device."""
+        """Fill them with normal noise in a dtype, rounded: the same for a seed on any rank."""
         for name, place in self._places.items():
-            for weight, held in ((GATE_UP, place.gate_up), (DOWN, place.down)):
-                rows = held.shape[0] // place.count
-                for expert in range(place.count):
-                    own = zlib.crc32(f"{name}.{weight}.{expert}".encode())
-                    generator = torch.Generator(self._device).manual_seed(seed + own)
-                    part = held.rows(expert * rows, (expert + 1) * rows)
-                    draw_rounded(part, held.format, None, dtype, generator)
+            for expert in range(*place.experts):
+                own = seed + zlib.crc32(f"{name}.{expert}".encode())
+                generator = torch.Generator(self._device).manual_seed(own)
+                for weight, share in zip(place.rows_of(expert), place.shares, strict=True):
+                    draw_rounded(weight, weight.format, share, dtype, generator)
 
     def give(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Have kernels compute experts by these, in a model that is on the device.
@@ -126,14 +159,14 @@ class ExpertWeights:
 
 def _halves(matrices: tuple[Matrix, ...], place: _Place) -> Iterator[Numbers]:
     """Read an expert's gate projection, and then what is above it, of one matrix or two."""
-    inner, inputs = place.inner, (0, place.gate_up.inputs)
+    (begin, end), inputs = place.inner, (0, place.gate_up.inputs)
     if place.interleaved:
-        both = matrices[0].numbers((0, 2 * inner), inputs)
+        both = matrices[0].numbers((2 * begin, 2 * end), inputs)
         yield from (_every_other(both, first) for first in (0, 1))
         return
     for half in (0, 1):
-        begin = half * inner if len(matrices) == 1 else 0
-        yield matrices[half % len(matrices)].numbers((begin, begin + inner), inputs)
+        before = half * place.width if len(matrices) == 1 else 0
+        yield matrices[half % len(matrices)].numbers((before + begin, before + end), inputs)
 
 
 def _every_other(numbers: Numbers, first: int) -> Numbers:

@@ -125,9 +125,9 @@ def _why_not(
         return "next to weights that are not quantised"
     if not all(supports(form, dtype) for form in forms):
         return unsupported(dtype)
-    if part.ranks > 1:
-        return "divided among ranks"
-    for form, (_, inputs) in zip(forms, matrices_of(module).values(), strict=True):
+    (_, hidden), (_, inner) = matrices_of(module).values()
+    inner //= 1 if part.expert_parallel else part.ranks
+    for form, inputs in zip(forms, (hidden, inner), strict=True):
         if not form.takes(inputs):
             return untaken(form, inputs)
     return ""

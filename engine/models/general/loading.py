@@ -62,7 +62,7 @@ def reading_expanded(
         mapping = config.weight_mapping or []
         with slices_of(files, model_config, dtype, model, mapping) as slices:
             others = experts.take_sources(model, slices, mapping)
-            experts.take(model)
+            experts.take(model, {})
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, others, None, config, expected)  # type: ignore[attr-defined]
             experts.fill()
             return loaded

@@ -20,6 +20,7 @@ from transformers.core_model_loading import (
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.expert_sources import merges_experts
+from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.general.loading import loading_by, slices_of
 from quire.engine.parallel.share import Range, Share
 
@@ -27,21 +28,28 @@ Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the sh
 
 
 def reading_shares(
-    cls: type, prepare: Prepare, files: list[Path], model_config: ModelConfig, dtype: torch.dtype
+    cls: type,
+    prepare: Prepare,
+    files: list[Path],
+    model_config: ModelConfig,
+    dtype: torch.dtype,
+    experts: ExpertWeights,
 ) -> type:
     """Return a class of models that reads no more of files than a rank's shares.
 
-    files, model_config, dtype: as `slices_of` has them. Of transformers' own it is given none.
+    files, model_config, dtype: as `slices_of` has them. experts: those that stay in few bits, which `prepare`
+    takes. Of transformers' own files it is given none.
     """
 
     def load(
         model: Any, state: Any, none: Any, config: Any, expected: list[str] | None = None
     ) -> tuple[Any, Any]:
-        held = prepare(model)
         mapping = config.weight_mapping or []
         with slices_of(files, model_config, dtype, model, mapping) as slices:
-            parts = _parts(model, slices, held, mapping)
+            others = experts.take_sources(model, slices, mapping)
+            parts = _parts(model, others, prepare(model), mapping)
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
+            experts.fill()
             return loaded
 
     return loading_by(cls, load, files[0].parent)
