@@ -21,9 +21,10 @@ from quire.kernels.experts.quantised_tiles import tile_of
 from quire.kernels.launch import dependent_launch
 from quire.kernels.quantised.few import lines_ahead, tokens_ahead
 from quire.kernels.quantised.lines import ask_for_line, group_of, operand, summed, tokens_at, zeros_of
-from quire.kernels.quantised.weight import LINE, QuantisedWeight, lines_of
+from quire.kernels.quantised.weight import LINE, QuantisedWeight
 
 ROWS = 16  # outputs of a program, each a row of the weight
+AT_ONCE = 396  # programs of eight warps, by the largest GPUs
 ALONE, TOGETHER = 8, 16  # tokens of a program: of which one is used, and most that share an expert
 
 
@@ -189,19 +190,21 @@ def _launch(
     tokens = ALONE if groups is None else TOGETHER
     programs = size if groups is None else min(experts.count, size) + size // tokens
     scales, beside = scales_of(weight)
-    _kernel[triton.cdiv(outputs, ROWS), programs](
+    of_rows = triton.cdiv(outputs, ROWS)
+    _kernel[of_rows, programs](
         out, x, index if groups is None else groups.pairs, None if groups is None else groups.counts, shares,
         weight.codes, scales, beside, bias, experts.alpha, experts.limit,
         TOP=index.shape[1], EXPERTS=experts.count, PADDED=triton.next_power_of_2(experts.count),
         OUTPUTS=outputs, COLUMNS=columns, GROUP=columns_of_group(weight), FORM=form.codes,
         TOKENS=tokens, ROWS=ROWS, AHEAD=lines_ahead(form, gated=gates), X_AHEAD=tokens_ahead(tokens),
-        ACTIVATION=experts.activation if gates else None, num_warps=warps_of(columns, gates=gates),
+        ACTIVATION=experts.activation if gates else None, num_warps=warps_of(of_rows * programs, gates=gates),
         **dependent_launch(x.device),
     )  # fmt: skip
 
 
-def warps_of(columns: int, *, gates: bool) -> int:
-    return 4 if gates or lines_of(columns) <= 12 else 8
+def warps_of(programs: int, *, gates: bool) -> int:
+    """Return how many warps share a program's lines: more where all programs run at once."""
+    return 8 if gates and programs <= AT_ONCE else 4
 
 
 def scales_of(weight: QuantisedWeight) -> tuple[Tensor | None, Tensor | None]:

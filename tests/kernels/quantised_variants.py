@@ -111,7 +111,7 @@ LAYERS = {
 
 
 def of_layer(name: str, *, gates: bool) -> tuple[dict[str, object], dict[str, str], tuple[int, ...]]:
-    """Return constants and types of what a layer's experts have; pairs chosen of so many, and columns."""
+    """Return constants and types of a layer's experts; how many a token asks, of how many; and outputs."""
     count, top, hidden, inner, activation, form = LAYERS[name]
     outputs, columns = (inner, hidden) if gates else (hidden, inner)
     constants, types = of_format(form, columns, "bf16")
@@ -124,7 +124,7 @@ def of_layer(name: str, *, gates: bool) -> tuple[dict[str, object], dict[str, st
     constants |= {"EXPERTS": count, "PADDED": count, "OUTPUTS": outputs}
     constants |= {"ACTIVATION": activation if gates else None}
     types |= {"shares": "*bf16", "alpha": "fp32", "limit": "fp32"}
-    return constants, types, (top, count, columns)
+    return constants, types, (top, count, outputs)
 
 
 def few_quantised_experts_variants() -> dict[str, Case]:
@@ -140,7 +140,7 @@ def few_quantised_experts_variants() -> dict[str, Case]:
         ("fours", True, quantised_few.TOGETHER),
         ("int4", True, quantised_few.TOGETHER),
     ):
-        constants, types, (top, _, columns) = of_layer(name, gates=gates)
+        constants, types, (top, count, outputs) = of_layer(name, gates=gates)
         constants |= {"TOP": top, "TOKENS": tokens, "ROWS": quantised_few.ROWS, "DEPENDENT": True}
         constants |= {"AHEAD": few.lines_ahead(LAYERS[name][-1], gated=gates)}
         constants |= {"X_AHEAD": few.tokens_ahead(tokens)}
@@ -151,7 +151,9 @@ def few_quantised_experts_variants() -> dict[str, Case]:
         else:
             types |= {"index": "*i32", "counts": "*i32"}
         pointers = [argument for argument, kind in types.items() if kind[0] == "*"]
-        options = {"num_warps": quantised_few.warps_of(columns, gates=gates)}
+        pairs = top if tokens == quantised_few.ALONE else 16 * count
+        programs = outputs // quantised_few.ROWS * pairs
+        options = {"num_warps": quantised_few.warps_of(programs, gates=gates)}
         found[f"few_experts_{name}_{'up' if gates else 'down'}_{tokens}"] = Case(
             GluonASTSource, quantised_few._kernel, constants, types, pointers, options
         )
