@@ -126,8 +126,11 @@ def _why_not(
     if not all(supports(form, dtype) for form in forms):
         return unsupported(dtype)
     (_, hidden), (_, inner) = matrices_of(module).values()
-    inner //= 1 if part.expert_parallel else part.ranks
-    for form, inputs in zip(forms, (hidden, inner), strict=True):
-        if not form.takes(inputs):
-            return untaken(form, inputs)
+    share = inner // (1 if part.expert_parallel else part.ranks)
+    of_up, of_down = forms
+    if not of_up.takes(hidden):
+        return untaken(of_up, hidden)
+    if not of_down.takes(share):
+        whole = " (kept with --enable-expert-parallel)" if of_down.takes(inner) else ""
+        return untaken(of_down, share) + whole
     return ""
