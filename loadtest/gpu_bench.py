@@ -42,6 +42,7 @@ def main() -> int:
             ["-m", "quire.loadtest.gpu_layer", "--json", str(output / "layer.json")],
             ["-m", "quire.loadtest.gpu_products", "--json", str(output / "products.json")],
             ["-m", "quire.loadtest.gpu_experts", "--json", str(output / "experts.json")],
+            ["-m", "quire.loadtest.gpu_quantised_experts", "--json", str(output / "quantised-experts.json")],
             *(
                 [*ATTENTION, "--kv-cache-dtype", name, "--json", str(output / f"attention-{short}.json")]
                 for name, short in (("fp8_e4m3", "fp8"), ("fp12_e4m7", "fp12"))
