@@ -1,4 +1,7 @@
-"""All kinds of steps gone through without weights, so that kernels are compiled while those are loaded."""
+"""All kinds of steps gone through without computing, so that their kernels are compiled side by side.
+
+Of a native decoder that is done without weights, while those are loaded.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from quire.engine.models.layers import NONE_KEPT, layer_shapes
 from quire.engine.models.loader import build_model
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
-from quire.kernels.compiling import only_compiled
+from quire.kernels.compiling import ZerosForNothing, only_compiled
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import gpu_of
 from quire.kernels.linear.hopper_matmul import launch_each
@@ -58,3 +61,16 @@ def precompile(
     del runner, cache, model
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def rehearse(runner: ModelRunner) -> None:
+    """Ask for the kernels of a loaded model's steps; within `compiling_beside` other threads compile.
+
+    It is for a model by transformers' code, of which nothing can be built without its weights. Torch's own
+    kernels run, and find zeros where those that are only asked for would have written.
+    """
+    with only_compiled(), ZerosForNothing():
+        for step in rare_steps(1, runner.model.config.vocab_size):
+            runner.launch(step).wait()
+        runner.warm_up()
+        launch_each(runner.device, runner.model.embedding.dtype)

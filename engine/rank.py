@@ -42,7 +42,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_by_flags, supported
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
-from quire.engine.precompile import precompile
+from quire.engine.precompile import precompile, rehearse
 from quire.engine.progress import Reporter
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
@@ -105,6 +105,11 @@ def build_rank(
     held = (block_size, chosen.kv_format, device, chosen.backend.copy_blocks, dequantized)
     cache = KVCache(chosen.part, 1, *held)
     runner = _runner(chosen, model, projections, cache, device)
+    if chosen.with_graphs and chosen.part.implementation != "native" and ranks is None:
+        kernels = report.phase("kernels", "kernels")
+        kernels(0, 1)
+        with compiling_beside(kernels):
+            rehearse(runner)
 
     memory = report.phase("memory", "blocks")
     memory(0, 1)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime import JITFunction
 
@@ -76,3 +78,15 @@ def only_compiled() -> Iterator[None]:
         yield
     finally:
         JITFunction.run = run
+
+
+class ZerosForNothing(TorchDispatchMode):
+    """Has zeros in what is allocated: where kernels do not write, torch's own find what may be an index."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if str(func.name()).startswith(("aten::empty", "aten::new_empty")) and isinstance(found, Tensor):
+            found.zero_()
+        return found

@@ -19,10 +19,11 @@ from quire.engine.config import EngineConfig
 from quire.engine.device.limits import Limits
 from quire.engine.device.runner import ModelRunner
 from quire.engine.dummy_steps import largest_step
+from quire.engine.messages import Request, SamplingParams
 from quire.engine.models import decoder, gpt2, opt
 from quire.engine.models.loader import Model, build_model
 from quire.engine.models.native_config import read_native
-from quire.engine.precompile import precompile
+from quire.engine.precompile import precompile, rehearse
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
 from quire.kernels.compiling import compiling_beside
@@ -160,3 +161,33 @@ def test_its_model_is_gone_afterwards(
         assert [model() for model in models] == [None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_loaded_model_is_as_it_was_behind_a_rehearsal(
+    name: str, model_folder: Callable[[str], Path]
+) -> None:
+    core, info = start_engine(
+        EngineConfig(
+            model=str(model_folder(name)),
+            model_impl="transformers",
+            device="cpu",
+            dtype="float32",
+            max_model_len=LIMITS.max_model_len,
+            num_gpu_blocks_override=64,
+            enable_prefix_caching=False,
+        )
+    )
+    assert isinstance(core.runner, ModelRunner)
+
+    def answer(request: int) -> list[int]:
+        prompt = [1 + token % (info.vocab_size - 1) for token in range(40)]
+        core.add(Request(request, prompt, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)))
+        tokens: list[int] = []
+        while core.has_work:
+            tokens += [token for output in core.step() for token in output.tokens]
+        return tokens
+
+    before = answer(1)
+    rehearse(core.runner)
+    assert answer(2) == before

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.token_places import token_places, token_places_reference
-from quire.kernels.compiling import compiling_beside, only_compiled
+from quire.kernels.compiling import ZerosForNothing, compiling_beside, only_compiled
 from quire.kernels.pointwise.norm import add_rms_norm, add_rms_norm_reference
 from quire.kernels.pointwise.pinned_copy import copy_pinned
 
@@ -67,3 +67,16 @@ def test_kernels_run_again_after_an_error(device):
     x, residual, weight = torch.randn(3, 4, 64, device=device).unbind()
     expected, _ = add_rms_norm_reference(x, residual.clone(), weight[0], 1e-6)
     torch.testing.assert_close(add_rms_norm(x, residual, weight[0], 1e-6)[0], expected)
+
+
+def test_what_no_kernel_writes_is_zeros(device):
+    table = torch.randn(3, 4, device=device)
+    with ZerosForNothing(), only_compiled():
+        made = [
+            torch.empty(5, dtype=torch.int64, device=device),
+            torch.empty_like(table),
+            table.new_empty(2, 3),
+            torch.empty_strided((2, 3), (1, 2), device=device),
+        ]
+        assert torch.equal(table[made[0]], table[0].expand(5, 4))
+    assert not any(each.any() for each in made)
