@@ -97,8 +97,12 @@ class Mxfp4Matrix:
         begin, end = (each // IN_A_BLOCK for each in inputs)
         read = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
         blocks = self.stack.blocks[read][0].to(self.device)
-        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
-        return Numbers(codes, self.stack.scales[read][0].to(self.device))
+        return Numbers(codes_of(blocks), self.stack.scales[read][0].to(self.device))
+
+
+def codes_of(pairs: Tensor) -> Tensor:
+    """Return the codes of bytes [outputs, ...], the lower four bits first: [outputs, inputs]."""
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
 
 
 def expand_mxfp4(slices: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
@@ -55,7 +56,7 @@ def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pyte
         numbers: Tensor = expand(tensor, index)
         return numbers
 
-    for kind in (Float8Tensor, PackedTensor, Mxfp4Tensor):
+    for kind in (Float8Tensor, PackedTensor, FoursTensor, Mxfp4Tensor):
         expand = kind.__getitem__
         monkeypatch.setattr(kind, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
     model, num_bytes = load(folder)
@@ -71,7 +72,7 @@ def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
-@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "awq of qwen3_moe", "rows of qwen3_moe"])
+@pytest.mark.parametrize("form", ["mxfp4", "mxfp4 of qwen3_moe", "blocks of qwen3_moe", "awq of qwen3_moe"])
 def test_ranks_keep_their_shares(form: str, whole_ones: bool, tmp_path: Path) -> None:
     folder = save(form, tmp_path)
     whole = load(folder)[0]

@@ -18,6 +18,7 @@ from transformers.core_model_loading import (
 )
 
 from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
 from quire.engine.models.kept_weights import Stored, fused
@@ -61,7 +62,7 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     of_experts = {name for source in sources.values() for name in source.names}
     stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
     for name in names.keys() - of_experts:
-        if isinstance(slices[name], Float8Tensor | PackedTensor | Mxfp4Tensor):
+        if isinstance(slices[name], Float8Tensor | PackedTensor | FoursTensor | Mxfp4Tensor):
             stored[name] = "no weights of experts"
     return stored
 
@@ -159,7 +160,7 @@ def _merged(
     """
     patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
     names = tuple(key for pattern in patterns for key in keys[pattern])
-    kinds = Float8Tensor | PackedTensor
+    kinds = Float8Tensor | PackedTensor | FoursTensor
     if not any(isinstance(slices[name], kinds) for name in names):
         return None
     count, outputs, inputs = shape
