@@ -78,6 +78,7 @@ def on_gpus(
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
+    whole_ones = config.enable_expert_parallel
     keep = keep_by_flags(config, folder, model, dtype, supported(triton_backend(), model))
     return [
         (
@@ -86,7 +87,7 @@ def on_gpus(
             if fit.tokens
             else f"no: weights would take {_size(fit.weight_bytes)} each",
         )
-        for fit in fits(folder, model, dtype.itemsize, held, budget, keep)
+        for fit in fits(folder, model, dtype.itemsize, held, budget, keep, expert_parallel=whole_ones)
     ]
 
 

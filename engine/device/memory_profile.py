@@ -54,8 +54,13 @@ def refuse_too_large(
     weights = weight_bytes(folder, part, itemsize, keep)
     if weights < budget:
         return
-    enough = smallest(fits(folder, model, itemsize, held, budget, keep))
+    whole_ones = config.enable_expert_parallel
+    enough = smallest(fits(folder, model, itemsize, held, budget, keep, expert_parallel=whole_ones))
     hint = "take a smaller model" if enough is None else f"give --tensor-parallel-size {enough}"
+    if ranks > 1 and may_keep(model) and model.has_experts and not whole_ones:
+        wide = model.of_rank(ranks, expert_parallel=True)  # whose weights may be kept where shares' are not
+        if weight_bytes(folder, wide, itemsize, keep) < budget:
+            hint += ", have experts whole by --enable-expert-parallel"
     if config.quantized_weights == "expand" and may_keep(model):
         hint += ", leave out --quantized-weights expand"
     elif itemsize == 2 and may_round(model) and _rounded_bytes(folder, part, itemsize) < budget:

@@ -9,15 +9,17 @@ an exponent of 2 for 32 numbers each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
-from quire.engine.models.mxfp4_files import FOURS, POWERS
+from quire.engine.models.mxfp4_files import FOURS, MXFP4_FORMAT, POWERS, codes_of
 from quire.engine.models.weight_files import listed
+from quire.engine.parallel.share import Range
+from quire.kernels.quantised.weight import Numbers, WeightFormat
 
 _OF_ACTIVATIONS = ("input_global_scale", "input_scale")
 _BYTES, _FLOATS, _ALL = "U8", "F8_E4M3", "F32"  # as safetensors names them
@@ -74,6 +76,24 @@ class FoursTensor:
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
 
+    def on(self, device: torch.device) -> FoursTensor:
+        """Return the same weight, to be read to a device."""
+        return replace(self, device=device)
+
+    @property
+    def kept_format(self) -> WeightFormat | str:
+        """Return how experts can have it in 4 bits, or why they cannot."""
+        if self.scales.get_dtype() != _BYTES:
+            return "scales that are no powers of two"
+        return MXFP4_FORMAT if self.factors is None else "factors of inputs"
+
+    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
+        """Read a part as it can be kept, whose inputs begin and end with blocks."""
+        begin, end = inputs
+        pairs = self.packed[slice(*outputs), begin // 2 : end // 2].to(self.device)
+        scales = self.scales[slice(*outputs), begin // self.block : end // self.block].to(self.device)
+        return Numbers(codes_of(pairs), scales)
+
     def __getitem__(self, index: Any) -> Tensor:
         """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""
         (first, last), (begin, end) = ranges_of(index, self.get_shape())
@@ -84,7 +104,7 @@ class FoursTensor:
         for row in range(first, last if end > begin else first, step):
             rows = slice(row, min(row + step, last))
             pairs = self.packed[rows, begin // 2 : -(-end // 2)].to(self.device)
-            codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)[:, begin % 2 :][:, : end - begin]
+            codes = codes_of(pairs)[:, begin % 2 :][:, : end - begin]
             held = self.scales[rows, :]
             held = POWERS[held.int()] if held.dtype == torch.uint8 else held.float()
             scales = held.to(self.device) / self.divisor * self.multiplier

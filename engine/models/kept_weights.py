@@ -19,7 +19,7 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.layers import PRODUCTS, layer_shape, names_of
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import MXFP4, ROUNDED, weights_of
+from quire.engine.models.quantisation import COMPRESSED_MXFP4, MXFP4, ROUNDED, weights_of
 from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.quantised.weight import LINE, WeightFormat
@@ -28,6 +28,7 @@ from quire.kernels.quantised.weight import LINE, WeightFormat
 Stored: TypeAlias = Mapping[str, WeightFormat | str]
 ADAPTED = "an adapter is merged into them"
 BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
+_OF_EXPERTS = MXFP4, COMPRESSED_MXFP4  # in which experts alone have weights in few bits
 _BITS = {"float8": 8, "int4": 4, "float4": 4}
 
 
@@ -56,7 +57,7 @@ def may_keep(config: ModelConfig) -> bool:
     """Tell whether a model's layers, or its experts, may have weights in few bits, by its configuration."""
     quantised = weights_of(config.quantised)
     if config.implementation == "transformers":
-        return config.has_experts and (isinstance(quantised, Float8 | Packed) or quantised == MXFP4)
+        return config.has_experts and (isinstance(quantised, Float8 | Packed) or quantised in _OF_EXPERTS)
     decodes = config.rope is not None  # see `decoder.Decoder`
     return decodes and (isinstance(quantised, Float8 | Packed) or quantised == ROUNDED)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.engine.models.copies import Copy
 from quire.engine.models.expanded_file import NAMES, ranges_of
 from quire.engine.models.weight_files import listed
 from quire.engine.parallel.share import Range
@@ -78,11 +79,15 @@ class Mxfp4Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
-    """One matrix [outputs, inputs] of a stack in MXFP4, of which any part is read as it can be kept."""
+    """One matrix [outputs, inputs] of a stack in MXFP4, of which any part is read as it can be kept.
+
+    device, copy: where it is read to, and by what.
+    """
 
     stack: Mxfp4Tensor
     place: int
     device: torch.device
+    copy: Copy
 
     def get_shape(self) -> list[int]:
         inputs, outputs = self.stack.get_shape()[-2:]
@@ -95,10 +100,20 @@ class Mxfp4Matrix:
     def numbers(self, outputs: Range, inputs: Range) -> Numbers:
         """Read a part as it can be kept, whose inputs begin and end with blocks."""
         begin, end = (each // IN_A_BLOCK for each in inputs)
-        read = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
-        blocks = self.stack.blocks[read][0].to(self.device)
-        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
-        return Numbers(codes, self.stack.scales[read][0].to(self.device))
+        part = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
+        return Numbers(
+            codes_of(self._read(self.stack.blocks[part][0])), self._read(self.stack.scales[part][0])
+        )
+
+    def _read(self, mapped: Tensor) -> Tensor:
+        place = torch.empty(mapped.shape, dtype=mapped.dtype, device=self.device)
+        self.copy(place, mapped)
+        return place
+
+
+def codes_of(pairs: Tensor) -> Tensor:
+    """Return the codes of bytes [outputs, ...], the lower four bits first: [outputs, inputs]."""
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)
 
 
 def expand_mxfp4(slices: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -44,16 +44,23 @@ def weight_bytes(folder: Path, part: ModelConfig, itemsize: int, keep: Keep = ke
 
 
 def fits(
-    folder: Path, model: ModelConfig, itemsize: int, held: KVFormat, budget: int, keep: Keep = keep_none
+    folder: Path,
+    model: ModelConfig,
+    itemsize: int,
+    held: KVFormat,
+    budget: int,
+    keep: Keep = keep_none,
+    *,
+    expert_parallel: bool = False,
 ) -> list[Fit]:
     """Return how the model fits on 1, 2, 4 and 8 ranks, as far as they divide it, of `budget` bytes each.
 
-    itemsize and keep are as `weight_bytes` has them.
+    itemsize and keep are as `weight_bytes` has them, and expert_parallel as `ModelConfig.of_rank`.
     """
     found = []
     for ranks in SIZES:
         try:
-            part = model.of_rank(ranks)
+            part = model.of_rank(ranks, expert_parallel=expert_parallel and ranks > 1)
             weights = weight_bytes(folder, part, itemsize, keep)
         except ValueError:
             continue

@@ -48,8 +48,8 @@ def add_model_flags(group: FlagGroup) -> None:
         "--quantized-weights",
         choices=get_args(QuantizedWeights),
         default="keep",
-        help="keep: on a GPU, those of layers stay in the 8 or 4 bits that files have, where kernels "
-        "multiply by them; expand: all become numbers of --dtype, in twice or four times the bytes.",
+        help="keep: on a GPU, those of layers and experts stay in the 8 or 4 bits that files have, where "
+        "kernels multiply by them; expand: all become numbers of --dtype, in twice or four times the bytes.",
     )
     flag(
         group,

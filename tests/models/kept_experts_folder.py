@@ -16,7 +16,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
-from tests.models import kept_folder
+from tests.models import kept_folder, test_fours
 from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, save_tiny
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import save_packed
@@ -53,7 +53,12 @@ def of_kind(kind: str, form: str) -> Callable[[Path], Path]:
     return save_kind
 
 
-FORMS: dict[str, Callable[[Path], Path]] = {"mxfp4": save_mxfp4} | {
+def save_fours(folder: Path) -> Path:
+    sizes = OF_EXPERTS["qwen3_moe"] | {"moe_intermediate_size": 192}
+    return test_fours.save_fours("qwen3_moe", "MXFP4", folder, sizes)[0]
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {"mxfp4": save_mxfp4, "mxfp4 of qwen3_moe": save_fours} | {
     f"{form} of {kind}": of_kind(kind, form)
     for kind, form in (
         ("qwen3_moe", "blocks"),

@@ -50,13 +50,14 @@ def parts_of(layer: str, weight: Tensor, form: str) -> tuple[dict[str, Tensor], 
     return {f"{layer}.{name}": tensor for name, tensor in found.items()}, values * factors
 
 
-def save_fours(kind: str, form: str, folder: Path) -> tuple[Path, Path]:
+def save_fours(kind: str, form: str, folder: Path, sizes: dict[str, Any] | None = None) -> tuple[Path, Path]:
     """Save a random model twice: with weights of 4-bit floats, and with the numbers of those."""
     return save_twice(
         kind,
         CONFIGS[form],
         lambda name, weight: parts_of(name.removesuffix(".weight"), weight, form),
         folder,
+        sizes,
     )
 
 

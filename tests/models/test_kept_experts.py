@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
@@ -55,7 +56,7 @@ def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pyte
         numbers: Tensor = expand(tensor, index)
         return numbers
 
-    for kind in (Float8Tensor, PackedTensor, Mxfp4Tensor):
+    for kind in (Float8Tensor, PackedTensor, FoursTensor, Mxfp4Tensor):
         expand = kind.__getitem__
         monkeypatch.setattr(kind, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
     model, num_bytes = load(folder)
@@ -70,17 +71,28 @@ def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pyte
     assert num_bytes == others + sum(weight.nbytes for weight in kept)
 
 
-@pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
-@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "awq of qwen3_moe", "rows of qwen3_moe"])
+WHOLE_ONES = pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
+
+
+@WHOLE_ONES
+@pytest.mark.parametrize("form", ["mxfp4", "mxfp4 of qwen3_moe", "blocks of qwen3_moe", "awq of qwen3_moe"])
 def test_ranks_keep_their_shares(form: str, whole_ones: bool, tmp_path: Path) -> None:
     folder = save(form, tmp_path)
-    whole = load(folder)[0]
-    ranks = load_ranks(folder, 2, whole_ones=whole_ones)
+    whole, ranks = load(folder)[0], load_ranks(folder, 2, whole_ones=whole_ones)
     for parts, wanted in zip(joined(ranks, whole_ones=whole_ones), kept_in(whole), strict=True):
-        assert all(torch.equal(mine, theirs) for mine, theirs in zip(parts, wanted, strict=False))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(parts, wanted[:2], strict=True))
+
+
+@WHOLE_ONES
+@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe"])
+def test_ranks_compute_by_their_shares_what_one_alone_does(
+    form: str, whole_ones: bool, tmp_path: Path
+) -> None:
+    """With biases, which one of them adds, and without."""
+    folder = save(form, tmp_path)
     part = read_model(folder, "transformers").of_rank(2, expert_parallel=whole_ones)
-    expected, logits = generate(whole)
+    expected, logits = generate(load(folder)[0])
     for tokens, theirs in generate_divided(folder, part, 2, KEEPING):
         assert tokens == expected
-        for each, wanted_of in zip(theirs, logits, strict=True):
-            torch.testing.assert_close(each, wanted_of, atol=MOST_APART, rtol=1e-4)
+        for each, wanted in zip(theirs, logits, strict=True):
+            torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)

@@ -18,7 +18,7 @@ from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.kept_weights import Kept
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
-from quire.engine.parallel.fit import weight_bytes
+from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
@@ -301,6 +301,24 @@ def test_a_start_has_room_for_what_is_kept_or_says_that_weights_need_not_be_expa
     start()
     with pytest.raises(ValueError, match=", leave out --quantized-weights expand, or raise"):
         start(quantized_weights="expand")
+
+
+def test_a_start_and_the_doctor_know_that_whole_experts_take_less(tmp_path: Path) -> None:
+    """By columns four ranks expand them: the 48 inputs of each are no multiple of 32."""
+    folder = save("mxfp4", tmp_path)
+    model, held = read_model(folder), UNSCALED[torch.bfloat16]
+    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
+    taken = weight_bytes(folder, model.of_rank(4, expert_parallel=True), 2, keep)
+
+    def start(**asked: Any) -> None:
+        config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0, tensor_parallel_size=4, **asked)
+        refuse_too_large(config, folder, model, 2, held, taken + 1 + RESERVE_BYTES, keep)
+
+    start(enable_expert_parallel=True)
+    with pytest.raises(ValueError, match=", have experts whole by --enable-expert-parallel, or raise"):
+        start()
+    found = fits(folder, model, 2, held, 1 << 30, keep, expert_parallel=True)
+    assert [fit.weight_bytes for fit in found if fit.ranks == 4] == [taken]
 
 
 @pytest.mark.parametrize("form", FORMS)

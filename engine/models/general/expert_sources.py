@@ -17,7 +17,9 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
 from quire.engine.models.kept_weights import Stored, fused
@@ -57,11 +59,12 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     as transformers' loader has it. Of GPTQ's, which group each input is in is read too.
     """
     names = _names_in(model, slices, mapping)
-    sources = _sources(names, model, slices, mapping, torch.device("cpu"))
+    device = torch.device("cpu")
+    sources = _sources(names, model, slices, mapping, device, copies_to(device))
     of_experts = {name for source in sources.values() for name in source.names}
     stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
     for name in names.keys() - of_experts:
-        if isinstance(slices[name], Float8Tensor | PackedTensor | Mxfp4Tensor):
+        if isinstance(slices[name], Float8Tensor | PackedTensor | FoursTensor | Mxfp4Tensor):
             stored[name] = "no weights of experts"
     return stored
 
@@ -70,7 +73,8 @@ def sources_of(
     model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
 ) -> dict[str, Source]:
     """Return what makes the weights of experts that files have in few bits, to be read to a device."""
-    return _sources(_names_in(model, slices, mapping), model, slices, mapping, device)
+    names = _names_in(model, slices, mapping)
+    return _sources(names, model, slices, mapping, device, copies_to(device))
 
 
 def _sources(
@@ -79,6 +83,7 @@ def _sources(
     slices: Mapping[str, Any],
     mapping: list[Any],
     device: torch.device,
+    copy: Copy,
 ) -> dict[str, Source]:
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
@@ -97,7 +102,7 @@ def _sources(
         if pattern is not None:
             merged.setdefault(name, {}).setdefault(pattern, []).append(key)
         elif isinstance(slices[key], Mxfp4Tensor):
-            found[name] = _stacked(key, slices[key], list(known[name].shape), modules[name], device)
+            found[name] = _stacked(key, slices[key], list(known[name].shape), modules[name], device, copy)
         elif isinstance(slices[key], Float8Tensor):
             found[name] = Source((key,), str(slices[key].kept_format))
     for name, keys in merged.items():
@@ -135,12 +140,14 @@ def merges_experts(converter: Any) -> bool:
     return not others or (len(others) == 1 and isinstance(others[0], Concatenate) and others[0].dim == 1)
 
 
-def _stacked(key: str, stack: Mxfp4Tensor, shape: list[int], module: Any, device: torch.device) -> Source:
+def _stacked(
+    key: str, stack: Mxfp4Tensor, shape: list[int], module: Any, device: torch.device, copy: Copy
+) -> Source:
     if not module.is_transposed:
         return Source((key,), "outputs and inputs the other way round")
     if stack.get_shape() != shape:
         return Source((key,), _MISSHAPEN)
-    matrices = [Mxfp4Matrix(stack, place, device) for place in range(shape[0])]
+    matrices = [Mxfp4Matrix(stack, place, device, copy) for place in range(shape[0])]
     form = fused([each.kept_format for each in matrices[:1]], shape[1])
     return Source((key,), form, tuple((each,) for each in matrices))
 
@@ -159,7 +166,7 @@ def _merged(
     """
     patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
     names = tuple(key for pattern in patterns for key in keys[pattern])
-    kinds = Float8Tensor | PackedTensor
+    kinds = Float8Tensor | PackedTensor | FoursTensor
     if not any(isinstance(slices[name], kinds) for name in names):
         return None
     count, outputs, inputs = shape
