@@ -20,7 +20,7 @@ from quire.kernels.experts.quantised import QuantisedExperts
 from quire.kernels.experts.quantised_tiles import tile_of
 from quire.kernels.launch import dependent_launch
 from quire.kernels.quantised.few import lines_ahead, tokens_ahead
-from quire.kernels.quantised.lines import ask_for_line, group_of, operand, summed, tokens_at, zeros_of
+from quire.kernels.quantised.lines import ask_for_line, multiply_by_warps
 from quire.kernels.quantised.weight import LINE, QuantisedWeight
 
 ROWS = 16  # outputs of a program, each a row of the weight
@@ -49,7 +49,6 @@ def _kernel(
     OF_EXPERT: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     ALL_ROWS: gl.constexpr = EXPERTS * OF_EXPERT
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
-    W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     X: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
     OF_WARPS: gl.constexpr = [[1, 0, 0], [2, 0, 0], [4, 0, 0]] if WARPS == 8 else [[1, 0, 0], [2, 0, 0]]
     CODES: gl.constexpr = gl.DistributedLinearLayout(
@@ -100,31 +99,10 @@ def _kernel(
     z_warp = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, CODES)))[:, None]
     z_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, CODES)))[None, :]
     z_row = of_expert + gl.minimum(z_row, OUTPUTS - 1)
-    acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
-    up_acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
-    GROUPED: gl.constexpr = scales is not None and GROUP < COLUMNS
-    chunks: gl.tuple = ()
-    for step in gl.static_range(min(X_AHEAD, STEPS)):
-        for half in gl.static_range(2):
-            chunks += (tokens_at(x_place, x_column, step, half, COLUMNS),)
-    for step in gl.static_range(STEPS):
-        for half in gl.static_range(2):
-            values = chunks[2 * step + half]
-            if step + X_AHEAD < STEPS:
-                chunks += (tokens_at(x_place, x_column, step + X_AHEAD, half, COLUMNS),)
-            zero = zeros_of(zeros, group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
-            tile = operand(tiles, zero, step, half, dtype, FORM, CODES, W)
-            of_group = group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row
-            acc = summed(acc, tile, values, scales, of_group, GROUPED)
-            if GATED:
-                of_row = group_of(z_warp, step, half, GROUP, COLUMNS)
-                zero = zeros_of(zeros, of_row, z_row + OUTPUTS, ALL_ROWS, CODES)
-                tile = operand(up_tiles, zero, step, half, dtype, FORM, CODES, W)
-                up_acc = summed(up_acc, tile, values, scales, of_group + OUTPUTS, GROUPED)
-        if step + AHEAD < STEPS:
-            tiles = ask_for_line(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FORM)
-            if GATED:
-                up_tiles = ask_for_line(up_tiles, up_place, lines_left, step + AHEAD, LINES, WARPS, FORM)
+    acc, up_acc, _ = multiply_by_warps(
+        tiles, up_tiles, place, up_place, lines_left, x_place, x_column, None, scales, zeros, s_warp, s_row,
+        z_warp, z_row, OUTPUTS, ALL_ROWS, COLUMNS, GROUP, FORM, AHEAD, X_AHEAD, GATED, SUMS, CODES,
+    )  # fmt: skip
 
     RESULT: gl.constexpr = gl.SliceLayout(0, SUMS)
     token = gl.arange(0, TOKENS, gl.SliceLayout(0, RESULT))[None, :]
@@ -133,7 +111,7 @@ def _kernel(
     of_row = of_expert + gl.minimum(row, OUTPUTS - 1)
     result = gl.sum(acc, 0)
     up = gl.sum(up_acc, 0)
-    if scales is not None and not GROUPED:
+    if scales is not None and GROUP >= COLUMNS:
         result *= gl.load(scales + of_row).to(gl.float32)
         if GATED:
             up *= gl.load(scales + OUTPUTS + of_row).to(gl.float32)

@@ -95,3 +95,57 @@ def summed(
     else:
         acc = mma_v2(tile, values, acc)
     return acc
+
+
+@gluon.jit
+def multiply_by_warps(
+    tiles: gl.tuple, up_tiles: gl.tuple, place: gl.tensor, up_place: gl.tensor, lines_left: gl.tensor,
+    x_place: gl.tensor, x_column: gl.tensor, norm: gl.tensor, scales: gl.tensor, zeros: gl.tensor,
+    s_warp: gl.tensor, s_row: gl.tensor, z_warp: gl.tensor, z_row: gl.tensor, up_rows: gl.constexpr,
+    ALL_ROWS: gl.constexpr, COLUMNS: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+    AHEAD: gl.constexpr, X_AHEAD: gl.constexpr, GATED: gl.constexpr, SUMS: gl.constexpr, CODES: gl.constexpr,
+) -> tuple[gl.tensor, gl.tensor, gl.tensor]:  # fmt: skip
+    """Multiply each warp's lines -> sums [warps, rows, tokens], of `up_rows` further rows, and of squares.
+
+    tiles: the first AHEAD lines, which are asked for. With a norm squares of tokens [warps, tokens] are added
+    up, and tokens are times its weights.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    LINES: gl.constexpr = (COLUMNS + 127) // 128
+    STEPS: gl.constexpr = (LINES + WARPS - 1) // WARPS
+    ROWS: gl.constexpr = place.shape[1]
+    TOKENS: gl.constexpr = x_place.shape[2]
+    W: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    X: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    GROUPED: gl.constexpr = scales is not None and GROUP < COLUMNS
+    dtype: gl.constexpr = x_place.dtype.element_ty
+    acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
+    up_acc = gl.zeros([WARPS, ROWS, TOKENS], gl.float32, SUMS)
+    squares = gl.zeros([WARPS, TOKENS], gl.float32, gl.SliceLayout(1, X))
+    chunks: gl.tuple = ()
+    for step in gl.static_range(min(X_AHEAD, STEPS)):
+        for half in gl.static_range(2):
+            chunks += (tokens_at(x_place, x_column, step, half, COLUMNS),)
+    for step in gl.static_range(STEPS):
+        for half in gl.static_range(2):
+            values = chunks[2 * step + half]
+            if step + X_AHEAD < STEPS:
+                chunks += (tokens_at(x_place, x_column, step + X_AHEAD, half, COLUMNS),)
+            if norm is not None:
+                exact = values.to(gl.float32)
+                squares += gl.sum(exact * exact, 1)
+                values *= tokens_at(norm + x_column, x_column, step, half, COLUMNS)
+            zero = zeros_of(zeros, group_of(z_warp, step, half, GROUP, COLUMNS), z_row, ALL_ROWS, CODES)
+            tile = operand(tiles, zero, step, half, dtype, FORM, CODES, W)
+            of_group = group_of(s_warp, step, half, GROUP, COLUMNS) * ALL_ROWS + s_row
+            acc = summed(acc, tile, values, scales, of_group, GROUPED)
+            if GATED:
+                group = group_of(z_warp, step, half, GROUP, COLUMNS)
+                zero = zeros_of(zeros, group, z_row + up_rows, ALL_ROWS, CODES)
+                tile = operand(up_tiles, zero, step, half, dtype, FORM, CODES, W)
+                up_acc = summed(up_acc, tile, values, scales, of_group + up_rows, GROUPED)
+        if step + AHEAD < STEPS:
+            tiles = ask_for_line(tiles, place, lines_left, step + AHEAD, LINES, WARPS, FORM)
+            if GATED:
+                up_tiles = ask_for_line(up_tiles, up_place, lines_left, step + AHEAD, LINES, WARPS, FORM)
+    return acc, up_acc, squares
