@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.launch import dependent_launch
 from quire.kernels.recurrence.delta_chunks import delta_rule_of_chunks
 from quire.kernels.recurrence.delta_products import EPS, rows_of
 from quire.kernels.recurrence.step import CARRIED, NO_STATE, StateStep
@@ -33,7 +35,9 @@ def gated_delta_rule(
     next to each other. g [T, Hv] is what the state decays by, as a logarithm of at most 0, or [T, Hv, Dk] for
     each of the key's numbers (Kimi Delta Attention); beta [T, Hv]. state [blocks, Hv, Dk, Dv] in fp32 is
     changed in place. Queries are multiplied by Dk ** -0.5 and, if `normalised`, q and k are first divided by
-    their lengths. Tokens of no decode and no chunk get no output: what is there is undefined.
+    their lengths. Tokens of no decode and no chunk get no output: what is there is undefined. States of
+    decodes, and in which blocks they are, are read before kernels ahead have ended: they must be complete
+    when the kernel just ahead begins.
     """
     _check(q, k, v, g, beta, state)
     q, k, v, g, beta = (rows_of(x) for x in (q, k, v, g, beta))
@@ -44,7 +48,7 @@ def gated_delta_rule(
             q, k, v, g, beta, state, step.before, step.after, out,
             *(x.stride(0) for x in (q, k, v, g, beta, state)), key_dim**-0.5,
             heads, heads // k.shape[1], key_dim, value_dim, triton.next_power_of_2(key_dim), SLICE,
-            g.dim() == 3, normalised, EPS, num_warps=WARPS,
+            g.dim() == 3, normalised, EPS, num_warps=WARPS, **dependent_launch(q.device),
         )  # fmt: skip
     if len(step.chunks):
         chunks = step.chunks, step.last_used
@@ -98,6 +102,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     assert not len(state) or state[0].is_contiguous(), state.stride()  # blocks may lie apart
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("before_ptr", "after_ptr", "state_ptr"))
+
+
 @triton.jit
 def _decode_kernel(
     q_ptr: tl.tensor,
@@ -125,6 +133,7 @@ def _decode_kernel(
     BY_KEY: tl.constexpr,
     NORMALISED: tl.constexpr,
     EPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """Compute a decode's token for a value head and a slice of its values."""
     head = tl.program_id(1)
@@ -136,10 +145,13 @@ def _decode_kernel(
     places = head * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
     before = tl.load(before_ptr + row).to(tl.int64)
     after = tl.load(after_ptr + row).to(tl.int64)
+    state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     if after < 0:  # it pads
         tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, 0.0, in_value)
         return
-    state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
     of_head = head // GROUP * KEY_DIM + key
     q = tl.load(q_ptr + row * q_stride + of_head, in_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + row * k_stride + of_head, in_key, other=0.0).to(tl.float32)

@@ -41,7 +41,7 @@ def cases() -> dict[str, Case]:
         dims |= {"PRECISION": "tf32", "INVERSE_PRECISION": "tf32x3"}
         dims |= {"CHUNK": CHUNK, "CARRIED": CARRIED, "AHEAD": delta_chunks.AHEAD}
         for sort, by_key in (("", False), ("_by_key", True)):
-            of_sort = dims | {"BY_KEY": by_key, "SLICE": delta_rule.SLICE}
+            of_sort = dims | {"BY_KEY": by_key, "SLICE": delta_rule.SLICE, "DEPENDENT": True}
             warps = delta_products.BY_KEY_WARPS if by_key else delta_products.WARPS
             products = {"num_warps": warps, "num_stages": 1}
             found[f"decode{sort}{name}"] = (
