@@ -35,8 +35,8 @@ from tests.models.divided_model import compare_divided
 # Delta rules, a convolution alone, Mamba's three kinds, states beside attention in a layer, layers that keep
 # nothing, attention whose module all layers share, and a cache of their own.
 EQUAL = (
-    "qwen3_next", "qwen3_5_text", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba", "falcon_h1",
-    "nemotron_h", "zamba2", "minimax",
+    "qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba",
+    "falcon_h1", "nemotron_h", "zamba2", "minimax",
 )  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -70,10 +70,13 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
 
 
-def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(tmp_path: Path) -> None:
-    save_tiny("qwen3_5_text", tmp_path)
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear"])
+def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(
+    kind: str, tmp_path: Path
+) -> None:
+    save_tiny(kind, tmp_path)
     gates = REFERENCES.delta_gates
-    wrong = replace(REFERENCES, delta_gates=lambda a, b, *weights: gates(a, a, *weights))
+    wrong = replace(REFERENCES, delta_gates=lambda a, b, *weights: gates(a, 2 * b, *weights))
     for recurrences, expected in ((REFERENCES, DeltaNetModule), (wrong, WholeStepModule)):
         backend = replace(torch_backend(), recurrences=recurrences)
         config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)

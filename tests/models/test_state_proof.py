@@ -19,6 +19,7 @@ from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.engine.models.reading import read_model
+from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.formats.state_spec import LayerStates
 from quire.kernels.recurrence.operations import REFERENCES, Recurrences
@@ -27,10 +28,17 @@ from tests.models.any_model import save_tiny
 
 Function = Callable[[Tensor, StateStep], Tensor]
 Fault = Callable[[Function, Tensor, StateStep], Tensor]
-# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and a delta rule by ours.
+
+
+def delta_net(recurrences: Recurrences, *given: Any) -> DeltaNetModule:
+    return DeltaNetModule(replace(torch_backend(), recurrences=recurrences), *given)
+
+
+# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and delta rules by ours.
 KINDS = [
     (WholeStepModule, "qwen3_next"), (WholeStepModule, "lfm2"), (WholeStepModule, "mamba2"),
-    (WholeStepModule, "falcon_mamba"), (DeltaNetModule, "qwen3_5_text"),
+    (WholeStepModule, "falcon_mamba"), (delta_net, "qwen3_5_text"), (delta_net, "qwen3_next"),
+    (delta_net, "olmo_hybrid"), (delta_net, "kimi_linear"),
 ]  # fmt: skip
 
 
@@ -53,7 +61,7 @@ def with_fault(fault: Fault) -> Recurrences:
 
         return run
 
-    names = {each.name for each in fields(REFERENCES)} - {"delta_gates"}
+    names = {each.name for each in fields(REFERENCES)} - {"delta_gates", "decode_blocks"}
     return replace(REFERENCES, **{name: wrapped(getattr(REFERENCES, name)) for name in names})
 
 

@@ -1,0 +1,181 @@
+"""Decoders of which some layers keep states, without their own code between what they add to the residual.
+
+A layer is one branch or several, each x + norm(branch(norm(x))), of which norms may be missing. A branch that
+mixes tokens is attention as kernels compute it, or the model's own module up to its last product; the others
+are MLPs. That product is added to the residual, and the sum's norm is computed, by the kernels of
+`general.sandwich`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.engine.models.general.matching import Attending
+from quire.engine.models.general.mlps import Ungated
+from quire.engine.models.general.sandwich import Branch
+from quire.engine.models.layers import LayerPlans
+from quire.kernels.attention.batch import ForwardBatch, of_newest
+from quire.kernels.backend import Backend
+from quire.kernels.formats.layer_cache import LayerCache
+from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import whole
+from quire.kernels.plan import plan_attention
+from quire.kernels.pointwise.norm import Norm
+from quire.kernels.shapes import LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBranch:
+    """place: of its layer among those that attend."""
+
+    attending: Attending
+    place: int
+
+    def add(
+        self,
+        normed: Tensor,
+        residual: Tensor,
+        inner: Norm | None,
+        outer: Norm | None,
+        by: Callable[[Tensor], Tensor],
+        backend: Backend,
+    ) -> Tensor:
+        """Do as `Branch.add`. by: attends, see `Attending.attend`."""
+        attending = self.attending
+        attended = attending.attend(backend.linear(normed, attending.qkv), by, backend)
+        return backend.add_normed_linear(residual, attended, attending.output, inner, outer)
+
+
+class HandedOn:
+    """In place of a product that its module's branch adds to the residual: returns what it is given."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class MixerBranch:
+    """A module that mixes tokens, called as the model's own code calls it.
+
+    arguments and keywords are without its hidden states; `positioned` are names of keywords that are the
+    step's positions. output: what is multiplied with what the module gives; None: nothing is.
+    """
+
+    module: nn.Module
+    by_name: bool
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    positioned: frozenset[str]
+    output: Linear | None
+    attends: bool
+
+    def add(
+        self,
+        normed: Tensor,
+        residual: Tensor,
+        inner: Norm | None,
+        outer: Norm | None,
+        positions: Tensor,
+        backend: Backend,
+    ) -> Tensor:
+        """Do as `Branch.add`. positions [T]: of the step."""
+        given, hidden = dict(self.keywords), normed[None]
+        for name in self.positioned:
+            given[name] = positions[None]
+        if self.by_name:
+            out = self.module(*self.arguments, hidden_states=hidden, **given)
+        else:
+            out = self.module(hidden, *self.arguments, **given)
+        x = (out[0] if isinstance(out, tuple) else out)[0]
+        if self.output is None:
+            return backend.sandwich_norm(x, residual, inner, outer)
+        return backend.add_normed_linear(residual, x, self.output, inner, outer)
+
+
+class UngatedBranch:
+    def __init__(self, ungated: Ungated, backend: Backend) -> None:
+        self._ungated, self._backend = ungated, backend
+
+    def add(self, normed: Tensor, residual: Tensor, inner: Norm | None, outer: Norm | None) -> Tensor:
+        ungated, backend = self._ungated, self._backend
+        x = backend.activated_linear(normed, ungated.up, ungated.activation)
+        return backend.add_normed_linear(residual, x, ungated.down, inner, outer)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A branch of a layer, with the norm before it and that of what it adds."""
+
+    before: Norm | None
+    branch: AttentionBranch | MixerBranch | Branch
+    behind: Norm | None
+
+    @property
+    def mixes(self) -> bool:
+        """Return whether a token's result depends on other tokens."""
+        return isinstance(self.branch, AttentionBranch | MixerBranch)
+
+    @property
+    def has_positions(self) -> bool:
+        return isinstance(self.branch, MixerBranch) and bool(self.branch.positioned)
+
+
+class BranchDecoder:
+    """Such a decoder; attention that is the model's own code has to be given what it attends by."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        final_norm: Norm,
+        embed: Callable[[Tensor], Tensor],
+        shapes: list[LayerShape],
+        places: int,
+        backend: Backend,
+        device: torch.device,
+    ) -> None:
+        """shapes: of layers with an `AttentionBranch`. places: how many layers attend."""
+        self.parts, self._embed, self._backend, self._places = parts, embed, backend, places
+        self._outer = [part.before for part in parts[1:]] + [final_norm]
+        self._plans = LayerPlans(shapes, device, plan_attention) if shapes else None
+        self._last_that_mixes = max(at for at, part in enumerate(parts) if part.mixes)
+        self._has_positions = any(part.has_positions for part in parts)
+        self.attends_by_module = any(
+            isinstance(part.branch, MixerBranch) and part.branch.attends for part in parts
+        )
+
+    def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Compute as `GeneralModel.forward` does."""
+        backend, batches = self._backend, batch.by_layer(self._places)
+        plans = iter(() if self._plans is None else self._plans.of(_of_all(batch), caches))
+        positions = batch.positions
+        if self._has_positions:
+            positions = positions.long().clamp(min=0)  # padding has -1
+        residual, first = self._embed(batch.tokens), self.parts[0].before
+        normed = residual if first is None else backend.rms_norm(residual, first.weight, first.eps)
+        for at, (part, outer) in enumerate(zip(self.parts, self._outer, strict=True)):
+            branch, inner = part.branch, part.behind
+            if isinstance(branch, AttentionBranch):
+                attend, layer = next(plans).run, branch.attending.layer
+                own, cache = _of_all(batches[branch.place]), caches[branch.place]
+
+                def by(qkv: Tensor) -> Tensor:
+                    return whole(attend(qkv, own, layer, cache))  # noqa: B023, called at once
+
+                normed = branch.add(normed, residual, inner, outer, by, backend)
+            elif isinstance(branch, MixerBranch):
+                normed = branch.add(normed, residual, inner, outer, positions, backend)
+            else:
+                normed = branch.add(normed, residual, inner, outer)
+            if at == self._last_that_mixes:
+                residual, normed = of_newest(residual, batch.newest), of_newest(normed, batch.newest)
+        return normed
+
+
+def _of_all(batch: ForwardBatch) -> ForwardBatch:
+    """Return a step of which layers compute all tokens."""
+    return batch if batch.newest is None else replace(batch, newest=None)
