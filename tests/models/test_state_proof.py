@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.delta_nets import DeltaNetModule
+from quire.engine.models.general.scans import ScanModule, StateSpaceModule
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule
@@ -30,15 +31,18 @@ Function = Callable[[Tensor, StateStep], Tensor]
 Fault = Callable[[Function, Tensor, StateStep], Tensor]
 
 
-def delta_net(recurrences: Recurrences, *given: Any) -> DeltaNetModule:
-    return DeltaNetModule(replace(torch_backend(), recurrences=recurrences), *given)
+def by(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes one that takes a backend."""
+    return lambda recurrences, *given: kind(replace(torch_backend(), recurrences=recurrences), *given)
 
 
-# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and delta rules by ours.
+# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and each by ours.
 KINDS = [
     (WholeStepModule, "qwen3_next"), (WholeStepModule, "lfm2"), (WholeStepModule, "mamba2"),
-    (WholeStepModule, "falcon_mamba"), (delta_net, "qwen3_5_text"), (delta_net, "qwen3_next"),
-    (delta_net, "olmo_hybrid"), (delta_net, "kimi_linear"),
+    (WholeStepModule, "falcon_mamba"), (by(DeltaNetModule), "qwen3_5_text"), (by(DeltaNetModule), "qwen3_next"),
+    (by(DeltaNetModule), "olmo_hybrid"), (by(DeltaNetModule), "kimi_linear"),
+    (by(StateSpaceModule), "mamba2"), (by(StateSpaceModule), "bamba"), (by(StateSpaceModule), "nemotron_h"),
+    (by(ScanModule), "mamba"), (by(ScanModule), "falcon_mamba"), (by(ScanModule), "jamba"),
 ]  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from quire.engine.models.general.mlps import Ungated
 from quire.engine.models.general.sandwich import Branch
 from quire.engine.models.layers import LayerPlans
 from quire.kernels.attention.batch import ForwardBatch, of_newest
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
 from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import whole
 from quire.kernels.plan import plan_attention
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.shapes import LayerShape
@@ -42,7 +42,7 @@ class AttentionBranch:
         residual: Tensor,
         inner: Norm | None,
         outer: Norm | None,
-        by: Callable[[Tensor], Tensor],
+        by: Callable[[Tensor], Tensor | SplitPartials],
         backend: Backend,
     ) -> Tensor:
         """Do as `Branch.add`. by: attends, see `Attending.attend`."""
@@ -163,8 +163,8 @@ class BranchDecoder:
                 attend, layer = next(plans).run, branch.attending.layer
                 own, cache = _of_all(batches[branch.place]), caches[branch.place]
 
-                def by(qkv: Tensor) -> Tensor:
-                    return whole(attend(qkv, own, layer, cache))  # noqa: B023, called at once
+                def by(qkv: Tensor) -> Tensor | SplitPartials:
+                    return attend(qkv, own, layer, cache)  # noqa: B023, called at once
 
                 normed = branch.add(normed, residual, inner, outer, by, backend)
             elif isinstance(branch, MixerBranch):

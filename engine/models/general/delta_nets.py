@@ -59,6 +59,11 @@ class DeltaNet:
             torch.cuda.empty_cache()
 
 
+def is_delta_net(module: nn.Module) -> bool:
+    """Return whether a module has the parts of such a net, and no others."""
+    return any(_has(module, names) for names in (_QWEN3_5, _QWEN3_NEXT, _OLMO, _KIMI))
+
+
 def delta_net_of(module: nn.Module) -> DeltaNet | None:
     """Return the weights of a module that has the parts of such a net: a copy where they are its own."""
     parts: Any = module
@@ -145,7 +150,9 @@ class DeltaNetModule:
         step: Callable[[], tuple[StateStep, Sequence[Tensor]] | None],
     ) -> None:
         net = delta_net_of(module)
-        assert net is not None and backend.recurrences is not None
+        if net is None:
+            raise ValueError("its norm or its projections are none that are known")
+        assert backend.recurrences is not None
         self.net, self._backend, self._recurrences = net, backend, backend.recurrences
         parts: Any = module
         self._output = parts.out_proj if hasattr(module, "out_proj") else parts.o_proj

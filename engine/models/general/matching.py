@@ -23,9 +23,11 @@ from quire.engine.models.general.row_orders import (
     whole_table,
 )
 from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.attention.write_kv import rotate
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import whole
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
 from quire.kernels.pointwise.norm import rms_norm_reference
 
@@ -48,7 +50,9 @@ class Attending:
     gated: bool = False
     reordered: Reordered | None = None
 
-    def attend(self, product: Tensor, by: Callable[[Tensor], Tensor], backend: Backend) -> Tensor:
+    def attend(
+        self, product: Tensor, by: Callable[[Tensor], Tensor | SplitPartials], backend: Backend
+    ) -> Tensor | SplitPartials:
         """Return what goes into the output's projection, of what the first one gives [T, …].
 
         by: attends, of queries, keys and values alone, whose rows are strided then.
@@ -56,7 +60,7 @@ class Attending:
         if not self.gated:
             return by(product)
         gates = self.layer.num_heads * self.layer.head_dim
-        return backend.sigmoid_gate(by(product[:, :-gates]), product[:, -gates:])
+        return backend.sigmoid_gate(whole(by(product[:, :-gates])), product[:, -gates:])
 
 
 def attention_of(

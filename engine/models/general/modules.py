@@ -13,7 +13,7 @@ from quire.engine.models.general.routers import Router
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.operations import Hidden
+from quire.kernels.linear.operations import Hidden, whole
 from quire.kernels.plan import LayerOps
 from quire.kernels.pointwise.norm import Norm
 
@@ -92,7 +92,7 @@ class AttentionModule:
     def __call__(self, hidden_states: Tensor, *others: Any, **given: Any) -> tuple[Tensor, None]:
         attending, backend = self._attending, self._backend
         product = backend.linear(hidden_states[0], attending.qkv)
-        attended = attending.attend(product, self._attend, backend)
+        attended = whole(attending.attend(product, self._attend, backend))
         return backend.linear(attended, attending.output)[None], None
 
     def _attend(self, qkv: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from quire.engine.models.general.delta_nets import DeltaNetModule, delta_net_of
+from quire.engine.models.general.delta_nets import DeltaNetModule, is_delta_net
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
+from quire.engine.models.general.scans import ScanModule, StateSpaceModule, is_scan, is_state_space
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
@@ -101,9 +102,8 @@ def _stand_in_of(
     module: nn.Module, layer: LayerStates, backend: Backend, recurrences: Recurrences, hidden: int
 ) -> StandIn | None:
     """Return the quickest of what stands in for a known module and gives what its own code does."""
-    stand_ins: list[StandIn] = []
-    if delta_net_of(module) is not None:
-        stand_ins.append(partial(DeltaNetModule, backend))
+    kinds = ((is_delta_net, DeltaNetModule), (is_state_space, StateSpaceModule), (is_scan, ScanModule))
+    stand_ins: list[StandIn] = [partial(kind, backend) for takes, kind in kinds if takes(module)]
     stand_ins.append(partial(WholeStepModule, recurrences))
     for stand_in in stand_ins:
         if is_proved(module, layer, stand_in, hidden):
