@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -17,22 +19,32 @@ CHUNK_CHANNELS, CHUNK_WARPS = 64, 4  # 128 bytes of each token in 16 bits: whole
 _CARRIED, _NO_STATE = tl.constexpr(CARRIED), tl.constexpr(NO_STATE)
 
 
+Factors: TypeAlias = tuple[Tensor, Tensor]
+
+
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor, step: StateStep
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    state: Tensor,
+    step: StateStep,
+    factors: Factors | None = None,
 ) -> Tensor:
     """Convolve a step's tokens x [T, C] -> [T, C], and leave the newest inputs where the step says.
 
     A token's output is the sum of weight [C, K] times its sequence's newest K inputs, the last one its own,
     plus bias [C], all in fp32; if `silu`, SiLU of that. state [blocks, C, S] has the newest inputs, at least
-    K - 1 of them, the newest last, zeros before a sequence's first. Tokens of no decode and no chunk get no
-    output: what is there is undefined. Raise ValueError if shapes or dtypes do not fit together.
+    K - 1 of them, the newest last, zeros before a sequence's first. factors: what inputs are multiplied by
+    first, and outputs last, [T, C] each; products are rounded to x's dtype (LFM2). Tokens of no decode and no
+    chunk get no output: what is there is undefined. Raise ValueError if shapes or dtypes do not fit together.
     """
-    _check(x, weight, bias, state)
-    x = x if x.stride(1) == 1 else x.contiguous()
+    _check(x, weight, bias, state, factors)
+    x, before, behind = _rows(x, factors)
     weight = weight.contiguous()
     channels, kept = state.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    tensors, strides = (x, weight, bias, state, out), (x.stride(0), state.stride(0))
+    tensors, strides = (x, before, behind, weight, bias, state, out), (x.stride(0), state.stride(0))
     sizes = {"CHANNELS": channels, "INPUTS": weight.shape[1], "KEPT": kept}
     sizes |= {"KEPT_PADDED": triton.next_power_of_2(kept), "SILU": silu}
     if step.decodes:
@@ -49,10 +61,18 @@ def convolve(
 
 
 def convolve_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor, step: StateStep
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    state: Tensor,
+    step: StateStep,
+    factors: Factors | None = None,
 ) -> Tensor:
     """Do the same as `convolve` in plain torch, one token after the other; what is undefined there is 0."""
-    _check(x, weight, bias, state)
+    _check(x, weight, bias, state, factors)
+    if factors is not None:
+        x = x * factors[0]
     out, inputs = torch.zeros(x.shape, dtype=x.dtype, device=x.device), weight.shape[1]
     newest = nothing = torch.zeros_like(state[:1]).sum(0)  # also if there are no blocks
     for first, tokens, before, after in step.in_order():
@@ -66,11 +86,24 @@ def convolve_reference(
             newest = seen[:, 1:]
         if after >= 0:
             state[after] = newest
-    return out
+    return out if factors is None else out * factors[1]
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor) -> None:
+def _rows(x: Tensor, factors: Factors | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return inputs and factors with tokens as far apart in all, as they are in one product's parts."""
+    if factors is None:
+        return x if x.stride(1) == 1 else x.contiguous(), None, None
+    before, behind = factors
+    if not x.stride() == before.stride() == behind.stride() or x.stride(1) != 1:
+        return x.contiguous(), before.contiguous(), behind.contiguous()
+    return x, before, behind
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, factors: Factors | None) -> None:
     channels, inputs = weight.shape
+    if factors is not None and {(each.shape, each.dtype) for each in factors} != {(x.shape, x.dtype)}:
+        shapes = [(tuple(each.shape), each.dtype) for each in factors]
+        raise ValueError(f"factors {shapes}: expected two as x is, {tuple(x.shape)} in {x.dtype}")
     if x.shape[1:] != (channels,) or state.shape[1:2] != (channels,) or state.shape[2] < max(inputs - 1, 1):
         raise ValueError(
             f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and states {tuple(state.shape)} do not fit: "
@@ -95,15 +128,39 @@ def _begun(bias_ptr: tl.tensor, channel: tl.tensor, there: tl.tensor) -> tl.tens
 
 
 @triton.jit
-def _activated(total: tl.tensor, SILU: tl.constexpr) -> tl.tensor:
+def _given(x_ptr: tl.tensor, factor_ptr: tl.tensor, places: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Load inputs, times their factors."""
+    x = tl.load(x_ptr + places, inside, other=0.0)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + places, inside, other=0.0)
+        x = (x.to(tl.float32) * factor.to(tl.float32)).to(x.dtype)
+    return x
+
+
+@triton.jit
+def _result(
+    total: tl.tensor,
+    factor_ptr: tl.tensor,
+    places: tl.tensor,
+    inside: tl.tensor,
+    SILU: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Return outputs of sums, times their factors, which are at `places` as inputs are."""
     if SILU:
         total = total / (1.0 + tl.exp(-total))
-    return total
+    out = total.to(DTYPE)
+    if factor_ptr is not None:
+        factor = tl.load(factor_ptr + places, inside, other=0.0)
+        out = (out.to(tl.float32) * factor.to(tl.float32)).to(DTYPE)
+    return out
 
 
 @triton.jit
 def _decode_kernel(
     x_ptr: tl.tensor,
+    into_ptr: tl.tensor,
+    onto_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     state_ptr: tl.tensor,
@@ -133,7 +190,7 @@ def _decode_kernel(
     if after < 0:  # it pads
         tl.store(out_ptr + token * CHANNELS + channel, 0.0, there)
         return
-    x = tl.load(x_ptr + token * x_stride + channel, there, other=0.0)
+    x = _given(x_ptr, into_ptr, token * x_stride + channel, there)
     own = state_ptr + before * state_stride
     places = channel[:, None] * KEPT + place[None, :]
     inside = there[:, None] & (place < KEPT - 1)[None, :] & (before >= 0)
@@ -148,7 +205,8 @@ def _decode_kernel(
         else:
             given = tl.sum(tl.where((place == KEPT - INPUTS + i)[None, :], newest.to(tl.float32), 0.0), 1)
         total = tl.fma(weight, given, total)
-    tl.store(out_ptr + token * CHANNELS + channel, _activated(total, SILU).to(x.dtype), there)
+    out = _result(total, onto_ptr, token * x_stride + channel, there, SILU, x.dtype)
+    tl.store(out_ptr + token * CHANNELS + channel, out, there)
     tl.debug_barrier()  # other threads may have read what this one writes
     tl.store(state_ptr + after * state_stride + places, newest, there[:, None] & (place < KEPT)[None, :])
 
@@ -165,6 +223,8 @@ def _is_alone(before: tl.tensor, tokens_ahead: tl.tensor, INPUTS: tl.constexpr) 
 @triton.jit
 def _chunk_kernel(
     x_ptr: tl.tensor,
+    into_ptr: tl.tensor,
+    onto_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     state_ptr: tl.tensor,
@@ -191,8 +251,8 @@ def _chunk_kernel(
     weight_ptr += channel * INPUTS
     if tl.program_id(1) == 0:
         _keep(
-            x_ptr, weight_ptr, begun, state_ptr, out_ptr, chunks_ptr, tl.load(used_ptr), x_stride,
-            state_stride, channel, there, CHANNELS, INPUTS, KEPT, KEPT_PADDED, SILU, SLICE,
+            x_ptr, into_ptr, onto_ptr, weight_ptr, begun, state_ptr, out_ptr, chunks_ptr, tl.load(used_ptr),
+            x_stride, state_stride, channel, there, CHANNELS, INPUTS, KEPT, KEPT_PADDED, SILU, SLICE,
         )  # fmt: skip
     else:
         chunk = tl.program_id(1) - 1
@@ -203,22 +263,27 @@ def _chunk_kernel(
         lowest = tl.where((before == _CARRIED) & (begin == 0), 1 - INPUTS, 0)
         token = tl.arange(0, TOKENS)
         own = (token >= begin) & (token < count)
-        x_ptr += first.to(tl.int64) * x_stride
+        origin = first.to(tl.int64) * x_stride
         total = tl.broadcast_to(begun[None, :], (TOKENS, SLICE))
         for i in tl.static_range(INPUTS):
             weight = tl.load(weight_ptr + i, there, other=0.0).to(tl.float32)
             at = token + (i + 1 - INPUTS)
             inside = (own & (at >= lowest))[:, None] & there[None, :]
-            given = tl.load(x_ptr + at.to(tl.int64)[:, None] * x_stride + channel[None, :], inside, other=0.0)
+            places = origin + at.to(tl.int64)[:, None] * x_stride + channel[None, :]
+            given = _given(x_ptr, into_ptr, places, inside)
             total = tl.fma(tl.broadcast_to(weight[None, :], (TOKENS, SLICE)), given.to(tl.float32), total)
         lines = out_ptr + first.to(tl.int64) * CHANNELS + token[:, None] * CHANNELS + channel[None, :]
-        out = _activated(total, SILU).to(out_ptr.dtype.element_ty)
-        tl.store(lines, out, own[:, None] & there[None, :])
+        places = origin + token.to(tl.int64)[:, None] * x_stride + channel[None, :]
+        inside = own[:, None] & there[None, :]
+        out = _result(total, onto_ptr, places, inside, SILU, out_ptr.dtype.element_ty)
+        tl.store(lines, out, inside)
 
 
 @triton.jit
 def _keep(
     x_ptr: tl.tensor,
+    into_ptr: tl.tensor,
+    onto_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     begun: tl.tensor,
     state_ptr: tl.tensor,
@@ -253,11 +318,11 @@ def _keep(
         before, after = tl.load(described + 2), tl.load(described + 3)
         alone = _is_alone(before, tokens_ahead, INPUTS)
         if (count > 0) & ((after >= 0) | (count < KEPT) | (alone == 0)):
-            rows = x_ptr + first.to(tl.int64) * x_stride + channel[None, :]
+            rows = first.to(tl.int64) * x_stride + channel[None, :]
             if before == _CARRIED:
                 if tokens_carried >= KEPT:
-                    newest = tl.load(rows + (place - KEPT).to(tl.int64)[:, None] * x_stride, kept, other=0.0)
-                    newest = newest.to(tl.float32)
+                    places_ahead = rows + (place - KEPT).to(tl.int64)[:, None] * x_stride
+                    newest = _given(x_ptr, into_ptr, places_ahead, kept).to(tl.float32)
             else:
                 held = state_ptr + before.to(tl.int64) * state_stride + places
                 newest = tl.load(held, kept & (before >= 0), other=0.0).to(tl.float32)
@@ -269,15 +334,18 @@ def _keep(
                     weight = tl.load(weight_ptr + i, there, other=0.0).to(tl.float32)
                     at = place + (i + 1 - INPUTS)
                     inside = (own & (at >= 0))[:, None] & there[None, :]
-                    given = tl.load(rows + at.to(tl.int64)[:, None] * x_stride, inside, other=0.0)
+                    given = _given(x_ptr, into_ptr, rows + at.to(tl.int64)[:, None] * x_stride, inside)
                     given = tl.where((at < 0)[:, None], _moved(newest, at + KEPT), given.to(tl.float32))
                     wide = tl.broadcast_to(weight[None, :], (KEPT_PADDED, SLICE))
                     total = tl.fma(wide, given, total)
                 lines = out_ptr + first.to(tl.int64) * CHANNELS + place[:, None] * CHANNELS + channel[None, :]
-                out = _activated(total, SILU).to(out_ptr.dtype.element_ty)
-                tl.store(lines, out, own[:, None] & there[None, :])
+                inside = own[:, None] & there[None, :]
+                own_places = rows + place.to(tl.int64)[:, None] * x_stride
+                out = _result(total, onto_ptr, own_places, inside, SILU, out_ptr.dtype.element_ty)
+                tl.store(lines, out, inside)
             at = place + count - KEPT
-            given = tl.load(rows + at.to(tl.int64)[:, None] * x_stride, kept & (at >= 0)[:, None], other=0.0)
+            newer = rows + at.to(tl.int64)[:, None] * x_stride
+            given = _given(x_ptr, into_ptr, newer, kept & (at >= 0)[:, None])
             newest = tl.where((at < 0)[:, None], _moved(newest, at + KEPT), given.to(tl.float32))
             if after >= 0:
                 tl.debug_barrier()  # other threads may have read what this one writes

@@ -167,6 +167,8 @@ SPILLS_LIMIT = {
     "experts_route_biased": 0,
     "convolve": 0,
     "convolve_chunks": 0,
+    "convolve_gated": 0,
+    "convolve_gated_chunks": 0,
     "delta_gates": 0,
     "delta_gates_by_key": 0,
     "delta_rule": 0,
@@ -794,7 +796,9 @@ def recurrence_variants() -> dict[str, Case]:
     )
     from quire.kernels.recurrence.step import CHUNK
 
-    types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16")
+    types = dict.fromkeys(
+        ("x_ptr", "into_ptr", "onto_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16"
+    )
     types |= dict.fromkeys(("z_ptr", "out_ptr", "state_ptr"), "*bf16")
     types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr", "used_ptr"), "*i32")
     of_gates = dict.fromkeys(("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "betas_ptr"), "*bf16")
@@ -805,6 +809,7 @@ def recurrence_variants() -> dict[str, Case]:
     of_blocks = dict.fromkeys(("tables_ptr", "rows_ptr", "lens_ptr", "before_ptr", "after_ptr"), "*i32")
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
     newest = {"CHANNELS": 8192, "INPUTS": 4, "KEPT": 4, "KEPT_PADDED": 4, "SILU": True, "bias_ptr": None}
+    alone: dict[str, Any] = {"into_ptr": None, "onto_ptr": None}
     chunked = {"SLICE": convolution.CHUNK_CHANNELS, "TOKENS": CHUNK}
     scanned = {"CHANNELS": 8192, "COLUMNS": 16, "SOFTPLUS": True}
     scan, wide = selective_scan_kernels, selective_scan_kernels.chunk_tile(256)
@@ -825,10 +830,16 @@ def recurrence_variants() -> dict[str, Case]:
         ),
         "convolve": (
             convolution._decode_kernel,
+            newest | alone | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
+            convolution.DECODE_WARPS,
+        ),
+        "convolve_gated": (
+            convolution._decode_kernel,
             newest | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
             convolution.DECODE_WARPS,
         ),
-        "convolve_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
+        "convolve_chunks": (convolution._chunk_kernel, newest | alone | chunked, convolution.CHUNK_WARPS),
+        "convolve_gated_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
         "delta_gates": (
             delta_gates._gates_kernel,
             {"HEADS": 32, "HEADS_PADDED": 32, "ROWS": delta_gates.NUMBERS // 32, "DEPENDENT": True},

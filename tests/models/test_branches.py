@@ -35,7 +35,7 @@ MIXES, ATTENDS = MixerBranch, AttentionBranch
     [
         ("qwen3_5_text", [MIXES, GatedBranch, ATTENDS, GatedBranch] * 2),
         ("qwen3_next", [MIXES, ModuleBranch, ATTENDS, ModuleBranch] * 2),
-        ("lfm2", [MIXES, ModuleBranch, ATTENDS, ModuleBranch] * 2),
+        ("lfm2", [MIXES, GatedBranch, ATTENDS, GatedBranch] * 2),
         ("bamba", [MIXES, GatedBranch, ATTENDS, GatedBranch] * 2),
         ("jamba", [MIXES, GatedBranch, ATTENDS, ModuleBranch] * 2),
         ("mamba2", [MIXES] * 4),
@@ -104,18 +104,24 @@ def test_modules_have_their_weights_and_their_code_again(tmp_path: Path) -> None
     assert "forward" not in vars(model._decoder.layers[0].linear_attn.out_proj)
 
 
-# Of a layer that keeps states and one that attends: a norm is of each branch, and an MLP two products.
-PAIRS = [("qwen3_5_text", 6 + 1 + 3 + 5 + 1 + 3 + 1)]
+# Of two layers: a norm is of each branch, an MLP is two products, and attention writes keys and attends. Large
+# states are in groups of layers, of each of which a kernel finds the blocks of decodes.
+PAIRS = [
+    ("qwen3_5_text", ["linear_attention", "full_attention"], (6 + 1) + 3 + (5 + 1) + 3 + 1),
+    ("lfm2", ["conv", "full_attention"], (3 + 1) + 3 + (4 + 1) + 3),
+    ("mamba2", [], 2 * (5 + 1)),
+    ("falcon_mamba", [], 2 * (9 + 1)),
+]
 
 
-@pytest.mark.parametrize(("kind", "launches"), PAIRS)
-def test_a_decode_launches_as_few_kernels(kind: str, launches: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "pair", "launches"), PAIRS)
+def test_a_decode_launches_as_few_kernels(kind: str, pair: list[str], launches: int, tmp_path: Path) -> None:
     found = []
-    for layers in (2, 4):
-        folder = tmp_path / str(layers)
+    for pairs in (1, 2):
+        folder = tmp_path / str(pairs)
         folder.mkdir()
-        kinds = ["linear_attention", "full_attention"] * (layers // 2)
-        save_tiny(kind, folder, num_hidden_layers=layers, layer_types=kinds)
+        kinds = {"layer_types": pair * pairs} if pair else {}
+        save_tiny(kind, folder, num_hidden_layers=2 * pairs, **kinds)
         found.append(launches_of_decode(folder))
     more = found[1] - found[0]
     assert all(name.startswith("kernel") for name in more), more

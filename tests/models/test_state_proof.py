@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.scans import ScanModule, StateSpaceModule
+from quire.engine.models.general.short_convolutions import ShortConvolutionModule
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule
@@ -39,10 +40,11 @@ def by(kind: Callable[..., Any]) -> Callable[..., Any]:
 # Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and each by ours.
 KINDS = [
     (WholeStepModule, "qwen3_next"), (WholeStepModule, "lfm2"), (WholeStepModule, "mamba2"),
-    (WholeStepModule, "falcon_mamba"), (by(DeltaNetModule), "qwen3_5_text"), (by(DeltaNetModule), "qwen3_next"),
-    (by(DeltaNetModule), "olmo_hybrid"), (by(DeltaNetModule), "kimi_linear"),
-    (by(StateSpaceModule), "mamba2"), (by(StateSpaceModule), "bamba"), (by(StateSpaceModule), "nemotron_h"),
-    (by(ScanModule), "mamba"), (by(ScanModule), "falcon_mamba"), (by(ScanModule), "jamba"),
+    (WholeStepModule, "falcon_mamba"),
+    *((by(DeltaNetModule), kind) for kind in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear")),
+    *((by(StateSpaceModule), kind) for kind in ("mamba2", "bamba", "nemotron_h")),
+    *((by(ScanModule), kind) for kind in ("mamba", "falcon_mamba", "jamba")),
+    (by(ShortConvolutionModule), "lfm2"),
 ]  # fmt: skip
 
 

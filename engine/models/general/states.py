@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from quire.engine.models.general.delta_nets import DeltaNetModule, is_delta_net
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
 from quire.engine.models.general.scans import ScanModule, StateSpaceModule, is_scan, is_state_space
+from quire.engine.models.general.short_convolutions import (
+    ShortConvolutionModule,
+    is_short_convolution,
+)
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
@@ -23,6 +27,13 @@ from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
 
 logger = logging.getLogger("quire.engine")
+# What has no code of transformers' but for products, by what tells which modules those are.
+_BY_KERNELS = (
+    (is_delta_net, DeltaNetModule),
+    (is_state_space, StateSpaceModule),
+    (is_scan, ScanModule),
+    (is_short_convolution, ShortConvolutionModule),
+)
 
 
 class StepStates:
@@ -102,8 +113,7 @@ def _stand_in_of(
     module: nn.Module, layer: LayerStates, backend: Backend, recurrences: Recurrences, hidden: int
 ) -> StandIn | None:
     """Return the quickest of what stands in for a known module and gives what its own code does."""
-    kinds = ((is_delta_net, DeltaNetModule), (is_state_space, StateSpaceModule), (is_scan, ScanModule))
-    stand_ins: list[StandIn] = [partial(kind, backend) for takes, kind in kinds if takes(module)]
+    stand_ins: list[StandIn] = [partial(kind, backend) for takes, kind in _BY_KERNELS if takes(module)]
     stand_ins.append(partial(WholeStepModule, recurrences))
     for stand_in in stand_ins:
         if is_proved(module, layer, stand_in, hidden):
