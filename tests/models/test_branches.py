@@ -104,7 +104,7 @@ def test_modules_have_their_weights_and_their_code_again(tmp_path: Path) -> None
     assert "forward" not in vars(model._decoder.layers[0].linear_attn.out_proj)
 
 
-# Of two layers: a norm is of each branch, an MLP is two products, and attention writes keys and attends. Large
+# Of two layers: a norm is of each branch, an MLP two products, and attention writes keys and attends. Large
 # states are in groups of layers, of each of which a kernel finds the blocks of decodes.
 PAIRS = [
     ("qwen3_5_text", ["linear_attention", "full_attention"], (6 + 1) + 3 + (5 + 1) + 3 + 1),
