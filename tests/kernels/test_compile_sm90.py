@@ -788,6 +788,7 @@ def recurrence_variants() -> dict[str, Case]:
     from quire.kernels.pointwise import gate
     from quire.kernels.recurrence import (
         convolution,
+        convolution_kernels,
         decode_blocks,
         delta_gates,
         delta_products,
@@ -829,17 +830,21 @@ def recurrence_variants() -> dict[str, Case]:
             gate._gate_kernel, {"WIDTH": 4096, "BLOCK": gate.BLOCK, "DEPENDENT": True}, gate.WARPS,
         ),
         "convolve": (
-            convolution._decode_kernel,
+            convolution_kernels.decode_kernel,
             newest | alone | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
             convolution.DECODE_WARPS,
         ),
         "convolve_gated": (
-            convolution._decode_kernel,
+            convolution_kernels.decode_kernel,
             newest | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
             convolution.DECODE_WARPS,
         ),
-        "convolve_chunks": (convolution._chunk_kernel, newest | alone | chunked, convolution.CHUNK_WARPS),
-        "convolve_gated_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
+        "convolve_chunks": (
+            convolution_kernels.chunk_kernel, newest | alone | chunked, convolution.CHUNK_WARPS,
+        ),
+        "convolve_gated_chunks": (
+            convolution_kernels.chunk_kernel, newest | chunked, convolution.CHUNK_WARPS,
+        ),
         "delta_gates": (
             delta_gates._gates_kernel,
             {"HEADS": 32, "HEADS_PADDED": 32, "ROWS": delta_gates.NUMBERS // 32, "DEPENDENT": True},

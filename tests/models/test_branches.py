@@ -41,6 +41,7 @@ MIXES, ATTENDS = MixerBranch, AttentionBranch
         ("mamba2", [MIXES] * 4),
         ("falcon_mamba", [MIXES] * 4),
         ("nemotron_h", [MIXES, ModuleBranch, ATTENDS, UngatedBranch]),
+        ("olmo_hybrid", [MIXES, GatedBranch] * 4),  # its norms are of all heads
         ("kimi_linear", [MIXES, GatedBranch, MIXES, ModuleBranch] * 2),
     ],
 )

@@ -15,6 +15,8 @@ from quire.engine.models.general.branches import (
     HandedOn,
     MixerBranch,
     Part,
+    Rotation,
+    StepPlaces,
     UngatedBranch,
 )
 from quire.engine.models.general.matching import Attending
@@ -39,6 +41,7 @@ _MOST_BRANCHES = 3  # of a layer
 _ROUNDINGS = 2.0  # of `proof.alike`'s tolerances, that each branch of a layer may add
 _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HIDDEN = "hidden_states"
+_PLAIN = bool | int | float | str
 
 
 def branched_of(
@@ -58,10 +61,13 @@ def branched_of(
     look_up, norm = look_up_of(causal, seen, backend, ranks), None if last is None else norm_of(last.module)
     if last is None or look_up is None or norm is None or not torch.equal(last.out, seen.out):
         return None
+    rotations = [
+        Rotation(each.module, each.arguments, each.keywords, len(seen.positions)) for each in seen.rotations
+    ]
     layers: list[list[Part]] = []
     for number, layer in enumerate(seen.layers):
         place = config.place(number) if isinstance(layer, SeenLayer) else -1
-        found = _parts(layer, attending.get(number), place, seen, backend)
+        found = _parts(layer, attending.get(number), place, seen, rotations, backend)
         if not found:
             return None
         layers.append(found)
@@ -91,6 +97,7 @@ def _parts(
     attending: Attending | None,
     place: int,
     decoder: Mixed,
+    rotations: Sequence[Rotation],
     backend: Backend,
 ) -> list[Part] | None:
     """Return a layer's branches, if what passes between them does so there, to the bit."""
@@ -109,7 +116,7 @@ def _parts(
             branch = AttentionBranch(attending, place)
         elif passage.module in decoder.mixers:
             attends = isinstance(seen, SeenLayer) and passage is seen.attention
-            branch = _mixer(passage, decoder.positions, attends=attends)
+            branch = _mixer(passage, decoder, rotations, attends=attends)
         else:
             branch = _mlp(passage, backend)
         if branch is None:
@@ -134,26 +141,27 @@ def _mlp(passage: Passage, backend: Backend) -> Branch | None:
     return ModuleBranch(module, backend)
 
 
-def _mixer(passage: Passage, positions: Tensor, *, attends: bool) -> MixerBranch | None:
-    """Return a module that mixes tokens, if no more of what it is given is of the tokens than positions."""
-    keywords, arguments = dict(passage.keywords), passage.arguments
+def _mixer(
+    passage: Passage, decoder: Mixed, rotations: Sequence[Rotation], *, attends: bool
+) -> MixerBranch | None:
+    """Return a module that mixes tokens, if all else that it is given of them is their places."""
+    keywords, arguments, positions = dict(passage.keywords), passage.arguments, decoder.positions
     by_name = keywords.pop(_HIDDEN, None) is not None
     if not by_name:
         arguments = arguments[1:]
-    positioned = {
-        name
-        for name, each in keywords.items()
-        if isinstance(each, Tensor)
-        and each.shape == (1, *positions.shape)
-        and torch.equal(each[0], positions)
-    }
-    others = [*arguments, *(each for name, each in keywords.items() if name not in positioned)]
-    if not all(each is None or isinstance(each, bool | int | float | str) for each in others):
+    places: dict[str, Rotation | None] = {}
+    for name, value in keywords.items():
+        if isinstance(value, Tensor) and _same(value, positions[None]):
+            places[name] = None
+        for seen, rotation in zip(decoder.rotations, rotations, strict=True):
+            if value is seen.result and isinstance(value, tuple):
+                places[name] = rotation
+    keywords = {name: each for name, each in keywords.items() if name not in places}
+    if not all(each is None or isinstance(each, _PLAIN) for each in (*arguments, *keywords.values())):
         return None
-    keywords = {name: each for name, each in keywords.items() if name not in positioned}
     outputs = _outputs(passage.module)
     product = merged(outputs) if outputs and _is_last(passage, outputs[0]) else None
-    return MixerBranch(passage.module, by_name, arguments, keywords, frozenset(positioned), product, attends)
+    return MixerBranch(passage.module, by_name, arguments, keywords, places, product, attends)
 
 
 def _outputs(module: nn.Module) -> list[nn.Linear]:
@@ -215,7 +223,7 @@ def _run(
             attended = seen.attended[rows]
             normed = branch.add(normed, total, part.behind, after, lambda _: attended, backend)  # noqa: B023
         elif isinstance(branch, MixerBranch):
-            normed = branch.add(normed, total, part.behind, after, positions, backend)
+            normed = branch.add(normed, total, part.behind, after, StepPlaces(positions), backend)
         else:
             normed = branch.add(normed, total, part.behind, after)
     return total, normed

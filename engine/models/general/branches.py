@@ -58,19 +58,57 @@ class HandedOn:
         return x
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotation:
+    """A module that gives angles of positions, as the model's own code was seen to call it."""
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    tokens: int  # that it was seen with
+
+    def of(self, positions: Tensor) -> Any:
+        """Return what it gives of other positions [T]; of hidden states it reads dtype and device alone."""
+
+        def replaced(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if value.is_floating_point():
+                return value[:, :1]
+            asked = value.shape[-1:] == (self.tokens,)
+            return positions.expand(*value.shape[:-1], -1) if asked else value
+
+        named = {name: replaced(each) for name, each in self.keywords.items()}
+        return self.module(*map(replaced, self.arguments), **named)
+
+
+class StepPlaces:
+    """A step's positions [T], and the angles that rotations give of them, each computed once."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
+        self._angles: dict[Rotation, Any] = {}
+
+    def angles(self, rotation: Rotation) -> Any:
+        if rotation not in self._angles:
+            self._angles[rotation] = rotation.of(self.positions)
+        return self._angles[rotation]
+
+
 @dataclass(frozen=True, slots=True)
 class MixerBranch:
     """A module that mixes tokens, called as the model's own code calls it.
 
-    arguments and keywords are without its hidden states; `positioned` are names of keywords that are the
-    step's positions. output: what is multiplied with what the module gives; None: nothing is.
+    arguments and keywords are without its hidden states, and without `places`: keywords that are the step's
+    positions, None, or what a rotation gives of these. output: what is multiplied with what the module gives;
+    None: nothing is.
     """
 
     module: nn.Module
     by_name: bool
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    positioned: frozenset[str]
+    places: dict[str, Rotation | None]
     output: Linear | None
     attends: bool
 
@@ -80,13 +118,13 @@ class MixerBranch:
         residual: Tensor,
         inner: Norm | None,
         outer: Norm | None,
-        positions: Tensor,
+        places: StepPlaces,
         backend: Backend,
     ) -> Tensor:
-        """Do as `Branch.add`. positions [T]: of the step."""
+        """Do as `Branch.add`, of a step."""
         given, hidden = dict(self.keywords), normed[None]
-        for name in self.positioned:
-            given[name] = positions[None]
+        for name, rotation in self.places.items():
+            given[name] = places.positions[None] if rotation is None else places.angles(rotation)
         if self.by_name:
             out = self.module(*self.arguments, hidden_states=hidden, **given)
         else:
@@ -121,8 +159,8 @@ class Part:
         return isinstance(self.branch, AttentionBranch | MixerBranch)
 
     @property
-    def has_positions(self) -> bool:
-        return isinstance(self.branch, MixerBranch) and bool(self.branch.positioned)
+    def has_places(self) -> bool:
+        return isinstance(self.branch, MixerBranch) and bool(self.branch.places)
 
 
 class BranchDecoder:
@@ -143,7 +181,7 @@ class BranchDecoder:
         self._outer = [part.before for part in parts[1:]] + [final_norm]
         self._plans = LayerPlans(shapes, device, plan_attention) if shapes else None
         self._last_that_mixes = max(at for at, part in enumerate(parts) if part.mixes)
-        self._has_positions = any(part.has_positions for part in parts)
+        self._has_places = any(part.has_places for part in parts)
         self.attends_by_module = any(
             isinstance(part.branch, MixerBranch) and part.branch.attends for part in parts
         )
@@ -153,8 +191,9 @@ class BranchDecoder:
         backend, batches = self._backend, batch.by_layer(self._places)
         plans = iter(() if self._plans is None else self._plans.of(_of_all(batch), caches))
         positions = batch.positions
-        if self._has_positions:
+        if self._has_places:
             positions = positions.long().clamp(min=0)  # padding has -1
+        places = StepPlaces(positions)
         residual, first = self._embed(batch.tokens), self.parts[0].before
         normed = residual if first is None else backend.rms_norm(residual, first.weight, first.eps)
         for at, (part, outer) in enumerate(zip(self.parts, self._outer, strict=True)):
@@ -168,7 +207,7 @@ class BranchDecoder:
 
                 normed = branch.add(normed, residual, inner, outer, by, backend)
             elif isinstance(branch, MixerBranch):
-                normed = branch.add(normed, residual, inner, outer, positions, backend)
+                normed = branch.add(normed, residual, inner, outer, places, backend)
             else:
                 normed = branch.add(normed, residual, inner, outer)
             if at == self._last_that_mixes:

@@ -116,6 +116,8 @@ def attention_of(
         )
         order = order_of_rows(heads, kv_heads, of_head, gated=gated)
         kept = torch.equal(order, torch.arange(len(order), device=order.device))
+        if not kept and not all(isinstance(part, nn.Linear) for part in qkv):
+            continue
         ours = _heads(product(into)[:, order], layer, positions)
         theirs = [part.transpose(0, 1) for part in (call.q, call.k, call.v)]
         theirs[:2] = (part[..., of_head] for part in theirs[:2])
