@@ -24,12 +24,12 @@ def delta_gates(
     a [T, H] and dt_bias [H] decays are [T, H], and [T, H, D] of a [T, H · D] and dt_bias [H · D] (Kimi Delta
     Attention). Raise ValueError if shapes do not fit together.
     """
-    _check(a, b, a_log, dt_bias)
+    check_gates(a, b, a_log, dt_bias)
     a, b = (each if each.stride(1) == 1 else each.contiguous() for each in (a, b))
     (tokens, heads), numbers = b.shape, a.shape[1]
     decays = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    betas = torch.empty(b.shape, dtype=b.dtype, device=b.device)
-    given = (a, b, a_log.contiguous(), dt_bias.contiguous(), decays, betas)
+    factors = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+    given = (a, b, a_log.contiguous(), dt_bias.contiguous(), decays, factors)
     if tokens and numbers == heads:
         padded = triton.next_power_of_2(heads)
         rows = max(1, NUMBERS // padded)
@@ -42,21 +42,22 @@ def delta_gates(
             *given, a.stride(0), b.stride(0), most, heads, triton.next_power_of_2(heads), numbers, NUMBERS,
             num_warps=WARPS, **dependent_launch(a.device),
         )  # fmt: skip
-    return decays if numbers == heads else decays.unflatten(1, (heads, -1)), betas
+    return decays if numbers == heads else decays.unflatten(1, (heads, -1)), factors
 
 
 def delta_gates_reference(
     a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, most: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Do the same as `delta_gates` in plain torch."""
-    _check(a, b, a_log, dt_bias)
+    check_gates(a, b, a_log, dt_bias)
     steps, rates = F.softplus(a.float() + dt_bias.float()), -a_log.float().exp()
     if a.shape != b.shape:
         steps, rates = steps.unflatten(1, (len(a_log), -1)), rates[:, None]
     return rates * steps, b.sigmoid() * most
 
 
-def _check(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> None:
+def check_gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> None:
+    """Raise ValueError if shapes of what `delta_gates` takes do not fit together."""
     fits = a.dim() == b.dim() == 2 and len(a) == len(b) and a_log.shape == b.shape[1:]
     if not fits or dt_bias.shape != a.shape[1:] or a.shape[1] % b.shape[1]:
         raise ValueError(
@@ -100,11 +101,12 @@ def _gates_kernel(
     b = tl.load(b_ptr + token[:, None] * b_stride + head[None, :], inside, other=0.0).to(tl.float32)
     places = token[:, None] * HEADS + head[None, :]
     tl.store(decays_ptr + places, rates[None, :] * softplus(a + bias[None, :]), inside)
-    tl.store(betas_ptr + places, _betas(b, most, betas_ptr.dtype.element_ty), inside)
+    tl.store(betas_ptr + places, betas(b, most, betas_ptr.dtype.element_ty), inside)
 
 
 @triton.jit
-def _betas(b: tl.tensor, most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+def betas(b: tl.tensor, most: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """Return most · sigmoid(b), of b in fp32, which is rounded before it is multiplied."""
     return (tl.sigmoid(b).to(DTYPE).to(tl.float32) * most).to(DTYPE)
 
 
@@ -139,4 +141,4 @@ def _gates_by_key_kernel(
     if tl.program_id(1) == 0:
         head = tl.arange(0, HEADS_PADDED)
         b = tl.load(b_ptr + token * b_stride + head, head < HEADS, other=0.0).to(tl.float32)
-        tl.store(betas_ptr + token * HEADS + head, _betas(b, most, betas_ptr.dtype.element_ty), head < HEADS)
+        tl.store(betas_ptr + token * HEADS + head, betas(b, most, betas_ptr.dtype.element_ty), head < HEADS)

@@ -805,7 +805,8 @@ def recurrence_variants() -> dict[str, Case]:
     of_gates = dict.fromkeys(("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "betas_ptr"), "*bf16")
     of_gates |= {"decays_ptr": "*fp32", "most": "fp32"}
     of_rule = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr", "out_ptr"), "*bf16")
-    of_rule |= {"g_ptr": "*fp32", "state_ptr": "*fp32", "scale": "fp32"}
+    of_rule |= dict.fromkeys(("g_ptr", "a_log_ptr", "dt_bias_ptr"), "*bf16")
+    of_rule |= {"state_ptr": "*fp32", "scale": "fp32", "most": "fp32"}
     of_rule |= {"before_ptr": "*i32", "after_ptr": "*i32"}
     of_blocks = dict.fromkeys(("tables_ptr", "rows_ptr", "lens_ptr", "before_ptr", "after_ptr"), "*i32")
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")

@@ -75,8 +75,8 @@ def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(
     kind: str, tmp_path: Path
 ) -> None:
     save_tiny(kind, tmp_path)
-    gates = REFERENCES.delta_gates
-    wrong = replace(REFERENCES, delta_gates=lambda a, b, *weights: gates(a, 2 * b, *weights))
+    net = REFERENCES.delta_net
+    wrong = replace(REFERENCES, delta_net=lambda q, k, v, a, b, *others: net(q, k, v, a, 2 * b, *others))
     for recurrences, expected in ((REFERENCES, DeltaNetModule), (wrong, WholeStepModule)):
         backend = replace(torch_backend(), recurrences=recurrences)
         config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)

@@ -67,7 +67,7 @@ def with_fault(fault: Fault) -> Recurrences:
 
         return run
 
-    names = {each.name for each in fields(REFERENCES)} - {"delta_gates", "decode_blocks"}
+    names = {each.name for each in fields(REFERENCES)} - {"decode_blocks"}
     return replace(REFERENCES, **{name: wrapped(getattr(REFERENCES, name)) for name in names})
 
 

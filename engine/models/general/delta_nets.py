@@ -19,6 +19,7 @@ from quire.engine.models.general.stateful import Called
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear
 from quire.kernels.pointwise.gated_norm import GatedNorm
+from quire.kernels.recurrence.delta_net import Gates
 from quire.kernels.recurrence.step import StateStep
 
 _ROWS = 256  # of which there is a multiple in the product, as kernels of many tokens want
@@ -38,15 +39,14 @@ class DeltaNet:
     product: gives queries, keys and values, gates, betas of each head, and decays, of which there are as
     many numbers as `widths` says, and zeros behind these. further: what gates and decays are multiplied by
     once more, if anything. convolution: weight [C, K], bias or None, and whether SiLU follows. decays: a_log
-    [H] and dt_bias. most: what betas are below. norm: of the values of all heads.
+    [H], dt_bias, and what betas are below. norm: of the values of all heads.
     """
 
     product: Linear
     widths: tuple[int, int, int, int]
     further: tuple[Linear, Linear] | None
     convolution: tuple[Tensor, Tensor | None, bool]
-    decays: tuple[Tensor, Tensor]
-    most: float
+    decays: Gates
     norm: GatedNorm
     own: tuple[nn.Linear, ...]
 
@@ -86,6 +86,7 @@ def delta_net_of(module: nn.Module) -> DeltaNet | None:
     widths = (channels, gates, heads, decays)
     if sum(widths) != len(weight):
         return None
+    most = 2.0 if getattr(module, "allow_neg_eigval", False) else 1.0
     weight = torch.cat((weight, weight.new_zeros(-len(weight) % _ROWS, weight.shape[1])))
     return DeltaNet(
         product=Linear(weight, None),
@@ -94,8 +95,7 @@ def delta_net_of(module: nn.Module) -> DeltaNet | None:
         if further
         else None,
         convolution=(parts.conv1d.weight.squeeze(1), parts.conv1d.bias, parts.activation is not None),
-        decays=(of_decays.A_log.flatten(), of_decays.dt_bias),
-        most=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
+        decays=(of_decays.A_log.flatten(), of_decays.dt_bias, most),
         norm=GatedNorm(found.weight.repeat(heads), found.eps, heads, found.activation, found.gate_first),
         own=own,
     )
@@ -177,6 +177,5 @@ class DeltaNetModule:
         of_keys = (mixed.shape[1] - of_values) // 2
         q, k, v = mixed.split([of_keys, of_keys, of_values], dim=1)
         q, k, v = q.unflatten(1, (-1, keys)), k.unflatten(1, (-1, keys)), v.unflatten(1, (-1, values))
-        decays, betas = recurrences.delta_gates(a, b, *net.decays, net.most)
-        seen = recurrences.gated_delta_rule(q, k, v, decays, betas, summed, step, normalised=True)
+        seen = recurrences.delta_net(q, k, v, a, b, net.decays, summed, step)
         return backend.gated_norm(seen.view(-1, of_values), gates, net.norm)
