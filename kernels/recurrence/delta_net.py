@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.kernels.recurrence.delta_chunks import delta_rule_of_chunks
 from quire.kernels.recurrence.delta_gates import check_gates, delta_gates, delta_gates_reference
 from quire.kernels.recurrence.delta_products import rows_of
 from quire.kernels.recurrence.delta_rule import (
     check_rule,
     delta_rule_of_decodes,
-    gated_delta_rule,
     gated_delta_rule_reference,
 )
 from quire.kernels.recurrence.step import StateStep
@@ -26,15 +26,17 @@ def delta_net(
     a, b, and gates, which are a_log, dt_bias and most: of what `delta_gates` makes decays and betas.
     """
     a_log, dt_bias, most = gates
-    if len(step.chunks) or not step.decodes:
-        decays, factors = delta_gates(a, b, *gates)
-        return gated_delta_rule(q, k, v, decays, factors, state, step, normalised=True)
     check_gates(a, b, a_log, dt_bias)
     check_rule(q, k, v, a if a.shape == b.shape else a.unflatten(1, (b.shape[1], -1)), b, state)
     q, k, v, a, b = (rows_of(x) for x in (q, k, v, a, b))
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    given = a_log.contiguous(), dt_bias.contiguous(), most
-    delta_rule_of_decodes(q, k, v, a, b, state, step, out, normalised=True, gates=given)
+    if step.decodes:
+        given = a_log.contiguous(), dt_bias.contiguous(), most
+        delta_rule_of_decodes(q, k, v, a, b, state, step, out, normalised=True, gates=given)
+    if len(step.chunks):
+        decays, factors = delta_gates(a, b, *gates)
+        chunks = step.chunks, step.last_used
+        delta_rule_of_chunks(q, k, v, decays, factors, state, *chunks, out, normalised=True)
     return out
 
 

@@ -98,7 +98,7 @@ def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_p
         ]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h", "olmo_hybrid", "kimi_linear"])
 def test_logits_of_ranks_equal_transformers(kind: str, tmp_path: Path) -> None:
     """All have whole states; of attention, experts and products each has a share."""
     verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), 2)

@@ -165,9 +165,9 @@ def _mixer(
 
 
 def _outputs(module: nn.Module) -> list[nn.Linear]:
-    """Return the one projection that may be a module's last step, or none."""
+    """Return the one projection that may be a module's last step, or none: what ranks sum stays theirs."""
     found = linears(module, [(name,) for name in _OUTPUT]) or []
-    return [each for each in found if isinstance(each, nn.Linear)]
+    return [each for each in found if isinstance(each, nn.Linear) and "forward" not in vars(each)]
 
 
 def _is_last(passage: Passage, output: nn.Linear) -> bool:
