@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.branches import (
     AttentionBranch,
     BranchDecoder,
@@ -18,13 +19,19 @@ from quire.engine.models.general.branches import (
     MixerBranch,
     UngatedBranch,
 )
+from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.modules import GatedModule, NormModule
 from quire.engine.models.general.sandwich import GatedBranch, ModuleBranch
+from quire.engine.models.loader import load_model
+from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.formats.kv_format import FP32
 from quire.kernels.linear.alone import add_normed_linear_reference
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
+from quire.kernels.recurrence.operations import REFERENCES
 from tests.models.any_model import save_tiny
 from tests.models.launches_of_step import launches_of_decode
+from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.test_fusion import load, load_saved
 
 MIXES, ATTENDS = MixerBranch, AttentionBranch
@@ -128,3 +135,19 @@ def test_a_decode_launches_as_few_kernels(kind: str, pair: list[str], launches: 
     assert all(name.startswith("kernel") for name in more), more
     products = more["kernel add_normed_linear"]  # each of which has a norm behind it
     assert more.total() + products == launches, more
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "nemotron_h", "mamba2"])
+def test_newest_tokens_get_what_they_get_among_all(kind: str, tmp_path: Path) -> None:
+    """What follows the last branch that mixes tokens computes no others."""
+    save_tiny(kind, tmp_path)
+    config, _ = in_blocks(read_model(tmp_path), BLOCK_SIZE, FP32, torch.float32)
+    backend = replace(torch_backend(), recurrences=REFERENCES)
+    model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=100)
+    assert isinstance(model, GeneralModel) and isinstance(model.fusion.decoder, BranchDecoder)
+    every, newest = (PagedDriver(model, config, rows=4, max_len=100) for _ in range(2))
+    for step in (({}, {0: [3, 4, 5], 2: [6]}, 0), ({0: 7, 2: 8}, {1: [*range(3, 23)]}, 1), ({1: 9}, {}, 2)):
+        expected, got = every.step(*step), newest.step_of_newest(*step)
+        assert list(expected) == list(got)
+        for row, logits in got.items():
+            torch.testing.assert_close(logits, expected[row][-1], rtol=1e-5, atol=1e-5)
