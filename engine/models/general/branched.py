@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ from quire.engine.models.general.branches import (
     Rotation,
     StepPlaces,
     UngatedBranch,
+    normed_before,
+    run_parts,
 )
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
@@ -83,7 +85,7 @@ def branched_of(
         module.forward = HandedOn()
     known = [part.branch for part in parts if isinstance(part.branch, AttentionBranch)]
     specs, dtype = config.cache_specs, seen.out.dtype
-    shapes = [shape_of(each.attending, specs[each.place], dtype) for each in known]
+    shapes = {each.place: shape_of(each.attending, specs[each.place], dtype) for each in known}
     decoder = BranchDecoder(parts, norm, look_up, shapes, len(specs), backend, seen.tokens.device)
     if _gives(layers, seen, norm, backend):
         return decoder, replaced
@@ -213,17 +215,13 @@ def _run(
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     """Return a layer's residual behind it, of rows of what it was seen with, and the outer norm of that."""
-    total, first = seen.whole.into[rows].clone(), parts[0].before
-    normed = total if first is None else backend.rms_norm(total, first.weight, first.eps)
-    outers = [part.before for part in parts[1:]] + [outer]
-    for part, after in zip(parts, outers, strict=True):
-        branch = part.branch
-        if isinstance(branch, AttentionBranch):
-            assert isinstance(seen, SeenLayer)
-            attended = seen.attended[rows]
-            normed = branch.add(normed, total, part.behind, after, lambda _: attended, backend)  # noqa: B023
-        elif isinstance(branch, MixerBranch):
-            normed = branch.add(normed, total, part.behind, after, StepPlaces(positions), backend)
-        else:
-            normed = branch.add(normed, total, part.behind, after)
-    return total, normed
+    total = seen.whole.into[rows].clone()
+
+    def attends(_: AttentionBranch) -> Callable[[Tensor], Tensor]:
+        assert isinstance(seen, SeenLayer)
+        attended = seen.attended[rows]
+        return lambda _: attended
+
+    every = zip(parts, [part.before for part in parts[1:]] + [outer], strict=True)
+    normed = normed_before(parts[0], total, backend)
+    return total, run_parts(every, total, normed, attends, StepPlaces(positions), backend)

@@ -8,9 +8,9 @@ are MLPs. That product is added to the residual, and the sum's norm is computed,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -163,6 +163,39 @@ class Part:
         return isinstance(self.branch, MixerBranch) and bool(self.branch.places)
 
 
+Attends: TypeAlias = Callable[[AttentionBranch], Callable[[Tensor], Tensor | SplitPartials]]
+
+
+def run_parts(
+    parts: Iterable[tuple[Part, Norm | None]],
+    residual: Tensor,
+    normed: Tensor,
+    attends: Attends,
+    places: StepPlaces,
+    backend: Backend,
+) -> Tensor:
+    """Add what each part gives to the residual [T, H] in place; return the last one's outer norm [T, H].
+
+    parts: with the norm of the sum behind each. normed: of the residual before them, by the first one's norm.
+    attends: gives what a branch attends by, see `Attending.attend`.
+    """
+    for part, outer in parts:
+        branch, inner = part.branch, part.behind
+        if isinstance(branch, AttentionBranch):
+            normed = branch.add(normed, residual, inner, outer, attends(branch), backend)
+        elif isinstance(branch, MixerBranch):
+            normed = branch.add(normed, residual, inner, outer, places, backend)
+        else:
+            normed = branch.add(normed, residual, inner, outer)
+    return normed
+
+
+def normed_before(part: Part, residual: Tensor, backend: Backend) -> Tensor:
+    """Return what a part takes of the residual."""
+    norm = part.before
+    return residual if norm is None else backend.rms_norm(residual, norm.weight, norm.eps)
+
+
 class BranchDecoder:
     """Such a decoder; attention that is the model's own code has to be given what it attends by."""
 
@@ -171,16 +204,18 @@ class BranchDecoder:
         parts: Sequence[Part],
         final_norm: Norm,
         embed: Callable[[Tensor], Tensor],
-        shapes: list[LayerShape],
+        shapes: dict[int, LayerShape],
         places: int,
         backend: Backend,
         device: torch.device,
     ) -> None:
-        """shapes: of layers with an `AttentionBranch`. places: how many layers attend."""
+        """shapes: of layers with an `AttentionBranch`, by place. places: how many layers attend."""
         self.parts, self._embed, self._backend, self._places = parts, embed, backend, places
-        self._outer = [part.before for part in parts[1:]] + [final_norm]
-        self._plans = LayerPlans(shapes, device, plan_attention) if shapes else None
-        self._last_that_mixes = max(at for at, part in enumerate(parts) if part.mixes)
+        every = [*zip(parts, [part.before for part in parts[1:]] + [final_norm], strict=True)]
+        mixing = 1 + max(at for at, part in enumerate(parts) if part.mixes)
+        self._mixing, self._rest = every[:mixing], every[mixing:]
+        self._known = [*shapes]
+        self._plans = LayerPlans([*shapes.values()], device, plan_attention) if shapes else None
         self._has_places = any(part.has_places for part in parts)
         self.attends_by_module = any(
             isinstance(part.branch, MixerBranch) and part.branch.attends for part in parts
@@ -189,30 +224,22 @@ class BranchDecoder:
     def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Compute as `GeneralModel.forward` does."""
         backend, batches = self._backend, batch.by_layer(self._places)
-        plans = iter(() if self._plans is None else self._plans.of(_of_all(batch), caches))
+        chosen = [] if self._plans is None else self._plans.of(_of_all(batch), caches)
+        plans = dict(zip(self._known, chosen, strict=True))
+
+        def attends(branch: AttentionBranch) -> Callable[[Tensor], Tensor | SplitPartials]:
+            place, layer = branch.place, branch.attending.layer
+            attend, own, cache = plans[place].run, _of_all(batches[place]), caches[place]
+            return lambda qkv: attend(qkv, own, layer, cache)
+
         positions = batch.positions
         if self._has_places:
             positions = positions.long().clamp(min=0)  # padding has -1
-        places = StepPlaces(positions)
-        residual, first = self._embed(batch.tokens), self.parts[0].before
-        normed = residual if first is None else backend.rms_norm(residual, first.weight, first.eps)
-        for at, (part, outer) in enumerate(zip(self.parts, self._outer, strict=True)):
-            branch, inner = part.branch, part.behind
-            if isinstance(branch, AttentionBranch):
-                attend, layer = next(plans).run, branch.attending.layer
-                own, cache = _of_all(batches[branch.place]), caches[branch.place]
-
-                def by(qkv: Tensor) -> Tensor | SplitPartials:
-                    return attend(qkv, own, layer, cache)  # noqa: B023, called at once
-
-                normed = branch.add(normed, residual, inner, outer, by, backend)
-            elif isinstance(branch, MixerBranch):
-                normed = branch.add(normed, residual, inner, outer, places, backend)
-            else:
-                normed = branch.add(normed, residual, inner, outer)
-            if at == self._last_that_mixes:
-                residual, normed = of_newest(residual, batch.newest), of_newest(normed, batch.newest)
-        return normed
+        places, residual = StepPlaces(positions), self._embed(batch.tokens)
+        normed = normed_before(self.parts[0], residual, backend)
+        normed = run_parts(self._mixing, residual, normed, attends, places, backend)
+        residual, normed = of_newest(residual, batch.newest), of_newest(normed, batch.newest)
+        return run_parts(self._rest, residual, normed, attends, places, backend)
 
 
 def _of_all(batch: ForwardBatch) -> ForwardBatch:
