@@ -33,7 +33,8 @@ from quire.kernels.linear.operations import AddLayerNorm, wide_linear
 from quire.kernels.pointwise.activation import Activation, UngatedActivation
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
-from quire.kernels.pointwise.gated_norm import GatedNorm, gated_norm, gated_norm_reference
+from quire.kernels.pointwise.gate import sigmoid_gate, sigmoid_gate_reference
+from quire.kernels.pointwise.gated_norm import gated_norm, gated_norm_reference
 from quire.kernels.pointwise.layer_norm import layer_norm, layer_norm_reference
 from quire.kernels.pointwise.norm import (
     Norm,
@@ -78,7 +79,8 @@ class Backend:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm_reference
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm_reference
     sandwich_norm: Callable[[Tensor, Tensor, Norm | None, Norm | None], Tensor] = sandwich_norm_reference
-    gated_norm: Callable[[Tensor, Tensor, GatedNorm], Tensor] = gated_norm_reference
+    gated_norm: Callable[..., Tensor] = gated_norm_reference
+    sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = sigmoid_gate_reference
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = layer_norm_reference
     linear: Callable[[Tensor, Linear], Tensor] = linear_reference
     activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
@@ -119,6 +121,7 @@ def triton_backend() -> Backend:
         add_rms_norm,
         sandwich_norm,
         gated_norm,
+        sigmoid_gate,
         layer_norm,
         linear,
         activated_linear,

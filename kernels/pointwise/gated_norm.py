@@ -31,15 +31,15 @@ class GatedNorm:
     gate_first: bool
 
 
-def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """Normalise x [T, H] with a gate [T, H] in fp32 -> [T, H] in x's dtype.
+def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype | None = None) -> Tensor:
+    """Normalise x [T, H] with a gate [T, H] in fp32 -> [T, H] in `dtype`, None: x's.
 
     Rows may be strided; numbers of a row that are not next to each other are copied first. Raise ValueError
     if shapes do not fit together.
     """
     _check(x, gate, norm)
     x, gate = (each if each.stride(1) == 1 else each.contiguous() for each in (x, gate))
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     tokens, hidden = x.shape
     if tokens:
         columns = hidden // norm.groups
@@ -53,7 +53,9 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     return y
 
 
-def gated_norm_reference(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+def gated_norm_reference(
+    x: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype | None = None
+) -> Tensor:
     """Do the same as `gated_norm` in plain torch."""
     _check(x, gate, norm)
     factor = gate.float().sigmoid()
@@ -63,7 +65,7 @@ def gated_norm_reference(x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
     grouped = wide.view(len(x), norm.groups, -1)
     scale = torch.rsqrt(grouped.square().mean(-1, keepdim=True) + norm.eps)
     normed = (grouped * scale).view(x.shape) * norm.weight.float()
-    return (normed if norm.gate_first else normed * factor).to(x.dtype)
+    return (normed if norm.gate_first else normed * factor).to(dtype or x.dtype)
 
 
 def _check(x: Tensor, gate: Tensor, norm: GatedNorm) -> None:

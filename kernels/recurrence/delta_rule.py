@@ -6,10 +6,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.kernels.launch import dependent_launch
 from quire.kernels.recurrence.delta_chunks import delta_rule_of_chunks
+from quire.kernels.recurrence.delta_gates import betas
 from quire.kernels.recurrence.delta_products import EPS, rows_of
 from quire.kernels.recurrence.step import CARRIED, NO_STATE, StateStep
+from quire.kernels.recurrence.time_steps import softplus
 
 MOST_WIDTH = 256  # of keys and values
 SLICE = 32  # of a value's numbers that a program has the state of: 128 bytes of each row
@@ -33,23 +37,48 @@ def gated_delta_rule(
     next to each other. g [T, Hv] is what the state decays by, as a logarithm of at most 0, or [T, Hv, Dk] for
     each of the key's numbers (Kimi Delta Attention); beta [T, Hv]. state [blocks, Hv, Dk, Dv] in fp32 is
     changed in place. Queries are multiplied by Dk ** -0.5 and, if `normalised`, q and k are first divided by
-    their lengths. Tokens of no decode and no chunk get no output: what is there is undefined.
+    their lengths. Tokens of no decode and no chunk get no output: what is there is undefined. States of
+    decodes, and in which blocks they are, are read before kernels ahead have ended: they must be complete
+    when the kernel just ahead begins.
     """
-    _check(q, k, v, g, beta, state)
+    check_rule(q, k, v, g, beta, state)
     q, k, v, g, beta = (rows_of(x) for x in (q, k, v, g, beta))
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if step.decodes:
-        heads, key_dim, value_dim = state.shape[1:]
-        _decode_kernel[(triton.cdiv(value_dim, SLICE), heads, step.decodes)](
-            q, k, v, g, beta, state, step.before, step.after, out,
-            *(x.stride(0) for x in (q, k, v, g, beta, state)), key_dim**-0.5,
-            heads, heads // k.shape[1], key_dim, value_dim, triton.next_power_of_2(key_dim), SLICE,
-            g.dim() == 3, normalised, EPS, num_warps=WARPS,
-        )  # fmt: skip
+        delta_rule_of_decodes(q, k, v, g, beta, state, step, out, normalised=normalised)
     if len(step.chunks):
         chunks = step.chunks, step.last_used
         delta_rule_of_chunks(q, k, v, g, beta, state, *chunks, out, normalised=normalised)
     return out
+
+
+def delta_rule_of_decodes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    step: StateStep,
+    out: Tensor,
+    *,
+    normalised: bool,
+    gates: tuple[Tensor, Tensor, float] | None = None,
+) -> None:
+    """Do what `gated_delta_rule` does of a step's decodes, at least one, into out [T, Hv, Dv].
+
+    gates: a_log, dt_bias and most, by which `delta_gates` makes decays and betas of g and beta. All rows have
+    their numbers next to each other.
+    """
+    heads, key_dim, value_dim = state.shape[1:]
+    a_log, dt_bias, most = gates or (None, None, 1.0)
+    by_key = g.shape[1:] != beta.shape[1:]
+    _decode_kernel[(triton.cdiv(value_dim, SLICE), heads, step.decodes)](
+        q, k, v, g, beta, a_log, dt_bias, state, step.before, step.after, out,
+        *(x.stride(0) for x in (q, k, v, g, beta, state)), key_dim**-0.5, most,
+        heads, heads // k.shape[1], key_dim, value_dim, triton.next_power_of_2(key_dim), SLICE,
+        by_key, normalised, EPS, num_warps=WARPS, **dependent_launch(q.device),
+    )  # fmt: skip
 
 
 def gated_delta_rule_reference(
@@ -64,7 +93,7 @@ def gated_delta_rule_reference(
     normalised: bool,
 ) -> Tensor:
     """Do the same as `gated_delta_rule` in plain torch, token by token; what is undefined there is 0 here."""
-    _check(q, k, v, g, beta, state)
+    check_rule(q, k, v, g, beta, state)
     out = torch.zeros_like(v, memory_format=torch.contiguous_format)
     group = v.shape[1] // k.shape[1]
     q, k, decay = q.float(), k.float(), g.float().exp()
@@ -88,7 +117,8 @@ def gated_delta_rule_reference(
     return out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> None:
+def check_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> None:
+    """Tell whether what `gated_delta_rule` takes fits together, which is asserted."""
     (tokens, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
     assert q.shape == k.shape and v.shape[0] == tokens and heads % key_heads == 0, (q.shape, k.shape, v.shape)
     assert q.dtype == k.dtype == v.dtype, (q.dtype, k.dtype, v.dtype)
@@ -98,6 +128,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tens
     assert not len(state) or state[0].is_contiguous(), state.stride()  # blocks may lie apart
 
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("before_ptr", "after_ptr", "state_ptr", "a_log_ptr", "dt_bias_ptr"))
+
+
 @triton.jit
 def _decode_kernel(
     q_ptr: tl.tensor,
@@ -105,6 +139,8 @@ def _decode_kernel(
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     beta_ptr: tl.tensor,
+    a_log_ptr: tl.tensor,
+    dt_bias_ptr: tl.tensor,
     state_ptr: tl.tensor,
     before_ptr: tl.tensor,
     after_ptr: tl.tensor,
@@ -116,6 +152,7 @@ def _decode_kernel(
     beta_stride: tl.tensor,
     state_stride: tl.tensor,
     scale: tl.tensor,
+    most: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -125,6 +162,7 @@ def _decode_kernel(
     BY_KEY: tl.constexpr,
     NORMALISED: tl.constexpr,
     EPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """Compute a decode's token for a value head and a slice of its values."""
     head = tl.program_id(1)
@@ -136,23 +174,35 @@ def _decode_kernel(
     places = head * KEY_DIM * VALUE_DIM + key[:, None] * VALUE_DIM + value[None, :]
     before = tl.load(before_ptr + row).to(tl.int64)
     after = tl.load(after_ptr + row).to(tl.int64)
+    state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
+    if BY_KEY:
+        of_decay = head * KEY_DIM + key
+        in_decay = in_key
+    else:
+        of_decay = head + tl.zeros((1,), tl.int32)
+        in_decay = of_decay >= 0
+    if a_log_ptr is not None:
+        rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
+        bias = tl.load(dt_bias_ptr + of_decay, in_decay, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     if after < 0:  # it pads
         tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, 0.0, in_value)
         return
-    state = tl.load(state_ptr + before * state_stride + places, inside & (before >= 0), other=0.0)
     of_head = head // GROUP * KEY_DIM + key
     q = tl.load(q_ptr + row * q_stride + of_head, in_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + row * k_stride + of_head, in_key, other=0.0).to(tl.float32)
     v = tl.load(v_ptr + row * v_stride + head * VALUE_DIM + value, in_value, other=0.0).to(tl.float32)
     beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
+    g = tl.load(g_ptr + row * g_stride + of_decay, in_decay, other=0.0).to(tl.float32)
+    if a_log_ptr is not None:
+        beta = betas(beta, most, beta_ptr.dtype.element_ty).to(tl.float32)
+        g = rate * softplus(g + bias)
     if NORMALISED:
         q *= tl.rsqrt(tl.sum(q * q) + EPS)
         k *= tl.rsqrt(tl.sum(k * k) + EPS)
-    if BY_KEY:
-        g = tl.load(g_ptr + row * g_stride + head * KEY_DIM + key, in_key, other=0.0).to(tl.float32)
-        state *= tl.exp(g)[:, None]
-    else:
-        state *= tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
+    state *= tl.exp(g)[:, None]
     change = (v - tl.sum(state * k[:, None], 0)) * beta
     state += k[:, None] * change[None, :]
     tl.store(state_ptr + after * state_stride + places, state, inside)

@@ -32,6 +32,7 @@ def cases() -> dict[str, Case]:
     types |= dict.fromkeys(("g_ptr", "state_ptr", "carried_ptr", "values_ptr", "decays_ptr"), "*fp32")
     types |= dict.fromkeys(("chunks_ptr", "used_ptr", "before_ptr", "after_ptr"), "*i32")
     aligned = (*types, "q_stride", "k_stride", "v_stride", "g_stride", "beta_stride", "state_stride")
+    types |= dict.fromkeys(("scale", "most"), "fp32")
     found: dict[str, tuple[Any, dict[str, object], dict[str, object]]] = {}
     for name, (group, key_dim, value_dim) in HEADS.items():
         keys = 1 << (key_dim - 1).bit_length()
@@ -41,7 +42,8 @@ def cases() -> dict[str, Case]:
         dims |= {"PRECISION": "tf32", "INVERSE_PRECISION": "tf32x3"}
         dims |= {"CHUNK": CHUNK, "CARRIED": CARRIED, "AHEAD": delta_chunks.AHEAD}
         for sort, by_key in (("", False), ("_by_key", True)):
-            of_sort = dims | {"BY_KEY": by_key, "SLICE": delta_rule.SLICE}
+            of_sort = dims | {"BY_KEY": by_key, "SLICE": delta_rule.SLICE, "DEPENDENT": True}
+            of_sort |= {"a_log_ptr": None, "dt_bias_ptr": None}
             warps = delta_products.BY_KEY_WARPS if by_key else delta_products.WARPS
             products = {"num_warps": warps, "num_stages": 1}
             found[f"decode{sort}{name}"] = (
@@ -58,7 +60,11 @@ def cases() -> dict[str, Case]:
             ASTSource,
             kernel,
             {key: value for key, value in constants.items() if key in kernel.arg_names},
-            {key: kind for key, kind in (types | {"scale": "fp32"}).items() if key in kernel.arg_names},
+            {
+                key: kind
+                for key, kind in (types | {"scale": "fp32", "most": "fp32"}).items()
+                if key in kernel.arg_names
+            },
             [key for key in aligned if key in kernel.arg_names],
             options,
         )

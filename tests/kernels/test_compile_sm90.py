@@ -172,7 +172,14 @@ SPILLS_LIMIT = {
     "experts_route_biased": 0,
     "convolve": 0,
     "convolve_chunks": 0,
+    "convolve_gated": 0,
+    "convolve_gated_chunks": 0,
     "delta_gates": 0,
+    "delta_gates_by_key": 0,
+    "delta_rule": 0,
+    "delta_rule_by_key": 0,
+    "decode_blocks": 0,
+    "sigmoid_gate": 0,
     "selective_scan": 0,
     "selective_scan_chunks": 0,
     "selective_scan_chunks_wide": 0,
@@ -250,7 +257,7 @@ COPIES_EARLY = {
     "hopper_gemv_half_lines": 5,
 }
 # In names of what is not launched dependently.
-APART = ("prefill", "dequantize", "matmul", "chunks", "expand")
+APART = ("prefill", "dequantize", "matmul", "chunks", "expand", "blocks")
 WRITES_EARLY = {
     "decode_beside",
     "hopper_decode_beside",
@@ -795,26 +802,67 @@ def recurrence_variants() -> dict[str, Case]:
     """Return kernels of states: of Qwen3.5, and Mamba's scan as Falcon-Mamba-7B has it, and a wide one."""
     from triton.compiler import ASTSource
 
-    from quire.kernels.recurrence import convolution, delta_gates, selective_scan_kernels
+    from quire.kernels.pointwise import gate
+    from quire.kernels.recurrence import (
+        convolution,
+        convolution_kernels,
+        decode_blocks,
+        delta_gates,
+        delta_products,
+        delta_rule,
+        selective_scan_kernels,
+    )
     from quire.kernels.recurrence.step import CHUNK
 
-    types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16")
+    types = dict.fromkeys(
+        ("x_ptr", "into_ptr", "onto_ptr", "weight_ptr", "bias_ptr", "dt_ptr", "b_ptr", "c_ptr"), "*bf16"
+    )
     types |= dict.fromkeys(("z_ptr", "out_ptr", "state_ptr"), "*bf16")
     types |= dict.fromkeys(("before_ptr", "after_ptr", "chunks_ptr", "used_ptr"), "*i32")
     of_gates = dict.fromkeys(("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "betas_ptr"), "*bf16")
-    of_gates |= {"decays_ptr": "*fp32"}
+    of_gates |= {"decays_ptr": "*fp32", "most": "fp32"}
+    of_rule = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr", "out_ptr"), "*bf16")
+    of_rule |= dict.fromkeys(("g_ptr", "a_log_ptr", "dt_bias_ptr"), "*bf16")
+    of_rule |= {"state_ptr": "*fp32", "scale": "fp32", "most": "fp32"}
+    of_rule |= {"before_ptr": "*i32", "after_ptr": "*i32"}
+    of_blocks = dict.fromkeys(("tables_ptr", "rows_ptr", "lens_ptr", "before_ptr", "after_ptr"), "*i32")
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
     newest = {"CHANNELS": 8192, "INPUTS": 4, "KEPT": 4, "KEPT_PADDED": 4, "SILU": True, "bias_ptr": None}
+    alone: dict[str, Any] = {"into_ptr": None, "onto_ptr": None}
     chunked = {"SLICE": convolution.CHUNK_CHANNELS, "TOKENS": CHUNK}
     scanned = {"CHANNELS": 8192, "COLUMNS": 16, "SOFTPLUS": True}
     scan, wide = selective_scan_kernels, selective_scan_kernels.chunk_tile(256)
+    ruled = {"HEADS": 32, "GROUP": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "KEYS": 128, "NORMALISED": True}
+    ruled |= {"SLICE": delta_rule.SLICE, "EPS": delta_products.EPS, "DEPENDENT": True}
+    by_key = {"HEADS": 32, "HEADS_PADDED": 32, "NUMBERS": 4096, "BLOCK": delta_gates.NUMBERS}
     found: dict[str, tuple[Any, dict[str, Any], int]] = {
+        "delta_gates_by_key": (
+            delta_gates._gates_by_key_kernel, by_key | {"DEPENDENT": True}, delta_gates.WARPS,
+        ),
+        "delta_rule": (delta_rule._decode_kernel, ruled | {"BY_KEY": False}, delta_rule.WARPS),
+        "delta_rule_by_key": (delta_rule._decode_kernel, ruled | {"BY_KEY": True}, delta_rule.WARPS),
+        "decode_blocks": (
+            decode_blocks._kernel, {"BLOCK_SIZE": 256, "ROWS": decode_blocks.ROWS}, decode_blocks.WARPS,
+        ),
+        "sigmoid_gate": (
+            gate._gate_kernel, {"WIDTH": 4096, "BLOCK": gate.BLOCK, "DEPENDENT": True}, gate.WARPS,
+        ),
         "convolve": (
-            convolution._decode_kernel,
+            convolution_kernels.decode_kernel,
+            newest | alone | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
+            convolution.DECODE_WARPS,
+        ),
+        "convolve_gated": (
+            convolution_kernels.decode_kernel,
             newest | {"SLICE": convolution.DECODE_CHANNELS, "DEPENDENT": True},
             convolution.DECODE_WARPS,
         ),
-        "convolve_chunks": (convolution._chunk_kernel, newest | chunked, convolution.CHUNK_WARPS),
+        "convolve_chunks": (
+            convolution_kernels.chunk_kernel, newest | alone | chunked, convolution.CHUNK_WARPS,
+        ),
+        "convolve_gated_chunks": (
+            convolution_kernels.chunk_kernel, newest | chunked, convolution.CHUNK_WARPS,
+        ),
         "delta_gates": (
             delta_gates._gates_kernel,
             {"HEADS": 32, "HEADS_PADDED": 32, "ROWS": delta_gates.NUMBERS // 32, "DEPENDENT": True},
@@ -826,9 +874,11 @@ def recurrence_variants() -> dict[str, Case]:
         "selective_scan_chunks": (scan.chunk_kernel, scanned | scan.chunk_tile(16), scan.WARPS),
         "selective_scan_chunks_wide": (scan.chunk_kernel, scanned | {"COLUMNS": 256} | wide, scan.WARPS),
     }  # fmt: skip
+    kinds = {"delta_gates": of_gates, "delta_rule": of_rule, "decode_blocks": of_blocks, "convolve": types}
+    kinds["sigmoid_gate"] = dict.fromkeys(("x_ptr", "gate_ptr", "y_ptr"), "*bf16")
     cases = {}
     for name, (kernel, constants, warps) in found.items():
-        own = of_gates if name == "delta_gates" else types if name.startswith("convolve") else of_scan
+        own = next((each for begin, each in kinds.items() if name.startswith(begin)), of_scan)
         aligned = (*own, *(each for each in kernel.arg_names if each.endswith("_stride")))
         cases[name] = Case(ASTSource, kernel, constants, own, aligned, {"num_warps": warps})
     return cases

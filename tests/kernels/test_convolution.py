@@ -54,6 +54,32 @@ def test_kernels_convolve_as_the_loop_does(sizes, channels, biased, silu, device
     assert torch.equal(ours[drawn.others], states[drawn.others]) and torch.equal(around[0], states[-1])
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("apart", [True, False])
+def test_factors_are_those_of_inputs_and_of_outputs(sizes, function, apart, device, dtype):
+    """Parts of one product, or each with strides of its own; rounded as if multiplied beside."""
+    drawn, channels = draw_step(device), 24
+    x, weight, bias, states = layer(drawn.tokens, channels, *sizes, dtype, device)
+    wide = torch.randn(drawn.tokens, 3 * channels, device=device).to(dtype)
+    before, behind, inputs = wide.chunk(3, dim=1)
+    inputs = x if apart else inputs
+    ours, expected = states.clone(), states.clone()
+    out = function(inputs, weight, bias, False, ours, drawn.step, (before, behind))
+    theirs = function(before * inputs, weight, bias, False, expected, drawn.step) * behind
+    assert torch.equal(out[drawn.owned], theirs[drawn.owned]) and torch.equal(ours, expected)
+    assert not out[drawn.padding].any()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_factors_that_do_not_fit_are_refused(function, device):
+    x, weight, bias, states = layer(5, 24, 4, 4, torch.float32, device)
+    step = step_of([(5, 6)], [], device)
+    for factor in (x[1:], x.half()):
+        with pytest.raises(ValueError, match=r"factors .*: expected two as x is"):
+            function(x, weight, bias, False, states, step, (x, factor))
+
+
 @pytest.mark.parametrize("name", ["mamba2", "lfm2", "qwen3_next", "kimi_linear"])
 @pytest.mark.parametrize(("biased", "activation"), [(True, "silu"), (False, None)])
 def test_the_loop_convolves_as_transformers_do(name, biased, activation):

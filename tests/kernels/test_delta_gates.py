@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearForgetGate
 
 from quire.kernels.recurrence.delta_gates import NUMBERS, delta_gates, delta_gates_reference
 
@@ -28,6 +30,44 @@ def test_kernel_equals_reference(shape, dtype, device):
     torch.testing.assert_close(decays, expected[0], rtol=1e-5, atol=1e-6)
     tolerance = max(1e-5, torch.finfo(dtype).eps)
     torch.testing.assert_close(betas, expected[1], rtol=tolerance, atol=1e-6)
+
+
+def drawn_by_key(shape, numbers, dtype, device):
+    """Return what `drawn` does, with decays of each of a head's numbers."""
+    torch.manual_seed(0)
+    tokens, heads = shape
+    a, b = (
+        (20.0 * torch.randn(tokens, heads * (numbers + 1), device=device))
+        .to(dtype)
+        .split([heads * numbers, heads], 1)
+    )
+    a_log, dt_bias = torch.rand(heads, device=device).mul(16).log(), torch.randn(a.shape[1], device=device)
+    return a, b, a_log.to(dtype), dt_bias.to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (3, 5)])
+@pytest.mark.parametrize("numbers", [128, 6])
+def test_kernel_equals_reference_by_key(shape, numbers, dtype, device):
+    given = drawn_by_key(shape, numbers, dtype, device)
+    (decays, betas), expected = delta_gates(*given, 2.0), delta_gates_reference(*given, 2.0)
+    assert decays.shape == (*shape, numbers) and betas.dtype == dtype
+    torch.testing.assert_close(decays, expected[0], rtol=1e-5, atol=1e-6)
+    tolerance = max(1e-5, torch.finfo(dtype).eps)
+    torch.testing.assert_close(betas, expected[1], rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_they_are_what_kimi_linear_computes(function, device):
+    config = KimiLinearConfig(hidden_size=24, linear_num_heads=3, linear_head_dim=8)
+    gate = KimiLinearForgetGate(config).to(device)
+    for weight in gate.parameters():
+        torch.nn.init.normal_(weight, std=3.0)
+    hidden, b = torch.randn(1, 5, 24, device=device), torch.randn(5, 3, device=device)
+    with torch.no_grad():
+        a = gate.f_b_proj(gate.f_a_proj(hidden))[0]
+        decays, betas = function(a, b, gate.A_log.flatten(), gate.dt_bias, 2.0)
+        torch.testing.assert_close(decays, gate(hidden)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(betas, 2 * b.sigmoid(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -56,6 +96,7 @@ def test_no_tokens(function, device):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_does_not_fit_is_refused(function, device):
     a, b, a_log, dt_bias = drawn((5, 3), torch.float32, device)
-    for given in ((a, b[1:], a_log, dt_bias), (a, b, a_log[1:], dt_bias), (a, b, a_log, dt_bias[1:])):
+    more = torch.cat((a, a[:, :1]), dim=1), b, a_log, torch.cat((dt_bias, dt_bias[:1]))  # four, for three
+    for given in ((a, b[1:], a_log, dt_bias), (a, b, a_log[1:], dt_bias), (a, b, a_log, dt_bias[1:]), more):
         with pytest.raises(ValueError, match=r"expected \[T, H\] twice and \[H\] twice"):
             function(*given)

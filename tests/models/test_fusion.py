@@ -70,6 +70,7 @@ def load_saved(
         ("mixtral", ModuleMLP),
         ("gpt_oss", ModuleMLP),  # sinks, and windows in some layers
         ("starcoder2", Ungated),  # layer norms, biases, no gate
+        ("nemotron", Ungated),  # the square of a ReLU, norms whose weights are one more
     ],
 )
 def test_a_decoder_of_pre_norm_layers_runs_as_native_ones_do(kind: str, mlp: type, tmp_path: Path) -> None:
@@ -188,9 +189,9 @@ def rotations(model: GeneralModel) -> list[nn.Module]:
     return [module for module in model.fusion.modules if isinstance(module.forward, UnreadRotation)]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("olmo", 1), ("phi", 0)])
+@pytest.mark.parametrize(("kind", "count"), [("olmo", 1), ("phi", 1), ("glm", 0)])
 def test_angles_that_tables_have_are_not_computed_too(kind: str, count: int, tmp_path: Path) -> None:
-    """Phi rotates a part of a head, which its own code does."""
+    """Phi rotates a part of a head. GLM rotates every second number of one, which its own code does."""
     assert len(rotations(load(kind, tmp_path))) == count
 
 
@@ -217,7 +218,6 @@ def test_angles_that_somebody_reads_are_computed(tmp_path: Path, monkeypatch: py
         "bloom",  # an MLP that adds the residual
         "gpt2",  # weights transposed
         "falcon",  # linear layers of its own class
-        "nemotron",  # the square of a ReLU, norms whose weights are one more
     ],
 )
 def test_mlps_of_two_products_and_layer_norms_are_replaced(kind: str, tmp_path: Path) -> None:

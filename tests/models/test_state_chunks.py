@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from quire.engine.models.general.state_chunks import chunks_of, state_step
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
 from quire.kernels.attention.gather import DecodeGather
+from quire.kernels.recurrence.operations import REFERENCES
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS
 
 WIDTH = 64  # blocks of a table
@@ -57,7 +58,7 @@ def test_chunks_are_those_of_a_loop_over_rows(prompts, decodes, block_size, padd
     single = DecodeBatch(tables, torch.arange(count).int(), lens, lens, DecodeGather())
     chunked = prefill(tables, rows, count)
     batch = ForwardBatch(tokens, tokens, tokens.long(), single, chunked)
-    step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size)
+    step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size, REFERENCES)
     used = int(step.last_used)
     assert used == (step.chunks[:, 1] > 0).sum()
     assert step.chunks[:used].tolist() == of_rows(tables, rows, count, block_size)

@@ -35,8 +35,8 @@ from tests.models.divided_model import compare_divided
 # Delta rules, a convolution alone, Mamba's three kinds, states beside attention in a layer, layers that keep
 # nothing, attention whose module all layers share, and a cache of their own.
 EQUAL = (
-    "qwen3_next", "qwen3_5_text", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba", "falcon_h1",
-    "nemotron_h", "zamba2", "minimax",
+    "qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "lfm2", "falcon_mamba", "mamba2", "jamba",
+    "falcon_h1", "nemotron_h", "zamba2", "minimax",
 )  # fmt: skip
 CPU = torch.device("cpu")
 
@@ -70,10 +70,13 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
 
 
-def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(tmp_path: Path) -> None:
-    save_tiny("qwen3_5_text", tmp_path)
-    gates = REFERENCES.delta_gates
-    wrong = replace(REFERENCES, delta_gates=lambda a, b, *weights: gates(a, a, *weights))
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear"])
+def test_delta_nets_have_no_code_of_transformers_where_kernels_give_the_same(
+    kind: str, tmp_path: Path
+) -> None:
+    save_tiny(kind, tmp_path)
+    net = REFERENCES.delta_net
+    wrong = replace(REFERENCES, delta_net=lambda q, k, v, a, b, *others: net(q, k, v, a, 2 * b, *others))
     for recurrences, expected in ((REFERENCES, DeltaNetModule), (wrong, WholeStepModule)):
         backend = replace(torch_backend(), recurrences=recurrences)
         config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)
@@ -95,7 +98,7 @@ def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_p
         ]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h", "olmo_hybrid", "kimi_linear"])
 def test_logits_of_ranks_equal_transformers(kind: str, tmp_path: Path) -> None:
     """All have whole states; of attention, experts and products each has a share."""
     verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), 2)

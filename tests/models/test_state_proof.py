@@ -15,10 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.delta_nets import DeltaNetModule
+from quire.engine.models.general.scans import ScanModule, StateSpaceModule
+from quire.engine.models.general.short_convolutions import ShortConvolutionModule
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.engine.models.reading import read_model
+from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.formats.state_spec import LayerStates
 from quire.kernels.recurrence.operations import REFERENCES, Recurrences
@@ -27,10 +30,21 @@ from tests.models.any_model import save_tiny
 
 Function = Callable[[Tensor, StateStep], Tensor]
 Fault = Callable[[Function, Tensor, StateStep], Tensor]
-# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and a delta rule by ours.
+
+
+def by(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes one that takes a backend."""
+    return lambda recurrences, *given: kind(replace(torch_backend(), recurrences=recurrences), *given)
+
+
+# Of a delta rule, a convolution alone, Mamba 2 and Mamba by their own code, and each by ours.
 KINDS = [
     (WholeStepModule, "qwen3_next"), (WholeStepModule, "lfm2"), (WholeStepModule, "mamba2"),
-    (WholeStepModule, "falcon_mamba"), (DeltaNetModule, "qwen3_5_text"),
+    (WholeStepModule, "falcon_mamba"),
+    *((by(DeltaNetModule), kind) for kind in ("qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear")),
+    *((by(StateSpaceModule), kind) for kind in ("mamba2", "bamba", "nemotron_h")),
+    *((by(ScanModule), kind) for kind in ("mamba", "falcon_mamba", "jamba")),
+    (by(ShortConvolutionModule), "lfm2"),
 ]  # fmt: skip
 
 
@@ -53,7 +67,7 @@ def with_fault(fault: Fault) -> Recurrences:
 
         return run
 
-    names = {each.name for each in fields(REFERENCES)} - {"delta_gates"}
+    names = {each.name for each in fields(REFERENCES)} - {"decode_blocks"}
     return replace(REFERENCES, **{name: wrapped(getattr(REFERENCES, name)) for name in names})
 
 

@@ -7,8 +7,8 @@ with layers that keep states all but attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general import matching
 from quire.engine.models.general.attention import give
+from quire.engine.models.general.branched import branched_of
+from quire.engine.models.general.branches import BranchDecoder, MixerBranch
 from quire.engine.models.general.gated_norms import GatedNormModule, gated_norm_of
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
@@ -31,10 +33,11 @@ from quire.engine.models.general.modules import (
     UnreadRotation,
 )
 from quire.engine.models.general.norms import layer_norm_of, norm_of
-from quire.engine.models.general.observed import Noise, Seen, observe
+from quire.engine.models.general.observed import Mixed, Noise, Seen, SeenLayer, observe
 from quire.engine.models.general.plain import PlainDecoder
 from quire.engine.models.general.proof import alike, linear_of
 from quire.engine.models.general.routers import router_of
+from quire.engine.models.general.row_orders import Reordered
 from quire.engine.models.general.sandwich import ModuleBranch, SandwichDecoder
 from quire.engine.models.general.whole import FusedDecoder, whole_of
 from quire.kernels.backend import Backend
@@ -48,15 +51,25 @@ _ROUNDINGS = 2  # of `proof.alike`'s tolerances, that a layer may differ by from
 class Fusion:
     """What was fused: the decoder as a whole but for MLPs, and modules, which have another `forward`."""
 
-    decoder: FusedDecoder | PlainDecoder | SandwichDecoder | None
+    decoder: FusedDecoder | PlainDecoder | SandwichDecoder | BranchDecoder | None
     modules: list[nn.Module]
+    reordered: list[Reordered] = field(default_factory=list)
+
+    @property
+    def attends_by_modules(self) -> bool:
+        """Return whether modules hand attention on, and have to be told of a step."""
+        return self.decoder is None or (
+            isinstance(self.decoder, BranchDecoder) and self.decoder.attends_by_module
+        )
 
     def undo(self) -> None:
         """Have the decoder's own code run again."""
         self.decoder = None
         for module in self.modules:
-            del module.forward
-        self.modules = []
+            vars(module).pop("forward", None)
+        for each in self.reordered:
+            each.give_back()
+        self.modules, self.reordered = [], []
 
 
 def fuse(
@@ -85,22 +98,24 @@ def fuse(
 
     with torch.no_grad():
         seen = observe(decoder, noise, once, tokens, positions)
-        if seen is None and config.states:
-            give(decoder, noise)
-            return _fuse_apart(decoder, backend, once)
-        if seen is None:
+        if seen is None and not config.states:
             return Fusion(None, [])
-        attending = _attention(seen, config, max_len, _agreement(ranks, device))
+        if not isinstance(seen, Seen):
+            give(decoder, noise)
+            fusion = None
+            if isinstance(seen, Mixed):
+                fusion = _fuse_branches(causal, seen, config, backend, max_len, ranks)
+            return fusion or _fuse_apart(decoder, backend, once)
+        attending = _attention(seen, seen.layers, config, max_len, _agreement(ranks, device))
         whole = whole_of(causal, seen, attending, config, backend, ranks)
         if whole is not None:
             mlps = [layer.mlp for layer in whole.layers]
             own = [mlp.module for mlp in mlps if isinstance(mlp, ModuleMLP | ModuleBranch)]
-            parts = (part for module in own for part in module.modules())
-            return Fusion(whole, _replace(parts, backend, seen.out.dtype))
-        attention = _replace_attention(seen, attending, backend)
+            return Fusion(whole, _replace(_parts_of(own), backend, seen.out.dtype), _reordered(attending))
+        attention, reordered = _replace_attention(seen, attending, backend)
         known = {part for module in attention for part in module.modules()}
         others = (module for module in decoder.modules() if module not in known)
-        fusion = Fusion(None, attention + _replace(others, backend, seen.out.dtype))
+        fusion = Fusion(None, attention + _replace(others, backend, seen.out.dtype), reordered)
         give(decoder, noise)
         roundings = _ROUNDINGS * len(seen.layers) ** 0.5
         if fusion.modules and not _gives(once, seen.out, roundings):
@@ -108,6 +123,46 @@ def fuse(
         elif len(attention) == len(seen.layers):
             fusion.modules += _leave_rotations_out(seen, lambda: _gives(once, seen.out, roundings))
         return fusion
+
+
+def _fuse_branches(
+    causal: nn.Module,
+    seen: Mixed,
+    config: ModelConfig,
+    backend: Backend,
+    max_len: int,
+    ranks: Ranks | None,
+) -> Fusion | None:
+    """Return a decoder of which some layers keep states, if it is all that `general.branches` is of."""
+    if config.in_call_order:
+        return None
+    layers = {number: layer for number, layer in enumerate(seen.layers) if isinstance(layer, SeenLayer)}
+    agree = _agreement(ranks, seen.tokens.device)
+    found = _attention(seen, [*layers.values()], config, max_len, agree)
+    known = {number: each for number, each in zip(layers, found, strict=True) if each is not None}
+    branched = branched_of(causal, seen, known, config, backend, ranks)
+    if branched is None:
+        _give_back(found)
+        return None
+    decoder, replaced = branched
+    branches = [part.branch for part in decoder.parts]
+    own = [each.module for each in branches if isinstance(each, MixerBranch | ModuleBranch)]
+    modules = replaced + _replace(_parts_of(own), backend, seen.out.dtype)
+    return Fusion(decoder, modules, _reordered(found))
+
+
+def _parts_of(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:
+    return (part for module in modules for part in module.modules())
+
+
+def _reordered(attending: Iterable[Attending | None]) -> list[Reordered]:
+    return [each.reordered for each in attending if each is not None and each.reordered is not None]
+
+
+def _give_back(attending: Iterable[Attending | None]) -> None:
+    """Let modules whose attention stays their own code have their weights again."""
+    for each in _reordered(attending):
+        each.give_back()
 
 
 def _fuse_apart(decoder: nn.Module, backend: Backend, once: Callable[[], Tensor]) -> Fusion:
@@ -134,14 +189,18 @@ def _agreement(ranks: Ranks | None, device: torch.device) -> Callable[[bool], bo
 
 
 def _attention(
-    seen: Seen, config: ModelConfig, max_len: int, agree: Callable[[bool], bool]
+    seen: Seen | Mixed,
+    layers: Sequence[SeenLayer],
+    config: ModelConfig,
+    max_len: int,
+    agree: Callable[[bool], bool],
 ) -> list[Attending | None]:
-    """Return each layer's attention where kernels take it from the projection on."""
+    """Return the attention of each layer that attends, where kernels take it from the projection on."""
     if config.in_call_order:  # a layer attends several times
-        return [None] * len(seen.layers)
+        return [None] * len(layers)
     tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
     found: list[Attending | None] = []
-    for layer, window, shape in zip(seen.layers, config.windows, config.attention, strict=True):
+    for layer, window, shape in zip(layers, config.windows, config.attention, strict=True):
         if (len(layer.call.q), len(layer.call.k)) != (shape.heads, shape.kv_heads):
             found.append(None)  # all heads, of which a rank takes its own
             continue
@@ -155,21 +214,28 @@ def _attention(
                     table = tables[place]
         chunked = shape.chunked and window > 0
         found.append(matching.attention_of(layer, seen.positions, table, window, agree, chunked=chunked))
+    if seen.tokens.is_cuda and _reordered(found):  # memory that layers had is none that they fit in
+        torch.cuda.empty_cache()
     return found
 
 
 # -- modules one by one -------------------------------------------------------------------------------------
 
 
-def _replace_attention(seen: Seen, attending: list[Attending | None], backend: Backend) -> list[nn.Module]:
-    """Give attention modules a `forward` of kernels; return them."""
-    replaced = []
+def _replace_attention(
+    seen: Seen, attending: list[Attending | None], backend: Backend
+) -> tuple[list[nn.Module], list[Reordered]]:
+    """Give attention modules a `forward` of kernels; return them, and what then has their weights."""
+    replaced, taken = [], []
     for layer, found in zip(seen.layers, attending, strict=True):
         passage = layer.attention
         if found is not None and isinstance(passage.result, tuple) and len(passage.result) == 2:
             passage.module.forward = AttentionModule(passage.module, found, backend)
             replaced.append(passage.module)
-    return replaced
+            taken += _reordered([found])
+        else:
+            _give_back([found])
+    return replaced, taken
 
 
 def _leave_rotations_out(seen: Seen, gives: Callable[[], bool]) -> list[nn.Module]:

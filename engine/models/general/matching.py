@@ -15,9 +15,20 @@ from torch import Tensor, nn
 from quire.engine.models.general.norms import norm_of
 from quire.engine.models.general.observed import Passage, SeenLayer
 from quire.engine.models.general.proof import alike, linears, merged
+from quire.engine.models.general.row_orders import (
+    Reordered,
+    order_of_head,
+    order_of_rows,
+    reordered,
+    whole_table,
+)
 from quire.kernels.attention.batch import AttentionLayer
+from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.attention.write_kv import rotate
+from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import whole
+from quire.kernels.pointwise.gate import sigmoid_gate_reference
 from quire.kernels.pointwise.norm import rms_norm_reference
 
 _QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query", "key", "value"), ("wq", "wk", "wv"))
@@ -27,9 +38,29 @@ _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_l
 
 @dataclass(frozen=True, slots=True)
 class Attending:
+    """The projections of a layer's attention, and what is between them.
+
+    gated: behind queries, keys and values the first one has gates, by whose sigmoids what is attended to is
+    multiplied. reordered: where its rows are not in the order of the module's own layers.
+    """
+
     qkv: Linear
     layer: AttentionLayer
     output: Linear
+    gated: bool = False
+    reordered: Reordered | None = None
+
+    def attend(
+        self, product: Tensor, by: Callable[[Tensor], Tensor | SplitPartials], backend: Backend
+    ) -> Tensor | SplitPartials:
+        """Return what goes into the output's projection, of what the first one gives [T, …].
+
+        by: attends, of queries, keys and values alone, whose rows are strided then.
+        """
+        if not self.gated:
+            return by(product)
+        gates = self.layer.num_heads * self.layer.head_dim
+        return backend.sigmoid_gate(whole(by(product[:, :-gates])), product[:, -gates:])
 
 
 def attention_of(
@@ -49,7 +80,7 @@ def attention_of(
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
     qkv, output = linears(module, _QKV), linears(module, [(name,) for name in _OUTPUT])
-    head_dim = call.q.shape[-1]
+    head_dim, heads, kv_heads = call.q.shape[-1], len(call.q), len(call.k)
     if qkv is None or output is None or {call.k.shape[-1], call.v.shape[-1]} != {head_dim} or head_dim % 2:
         return None
     norms = _head_norms(module, head_dim)
@@ -57,32 +88,42 @@ def attention_of(
         return None  # OLMo's limit, which few tokens may not reach
     q_norm, k_norm, eps = norms
     product, out = merged(qkv), merged(output)
-    if product.weight.shape[0] != (len(call.q) + 2 * len(call.k)) * head_dim:
+    rows, plain = len(product.weight), (heads + 2 * kv_heads) * head_dim
+    gated = rows == plain + heads * head_dim
+    if not gated and rows != plain:
         return None
-    if not alike(out(seen.attended), seen.attention.out):
+    attended = _gated(seen.attended, product(into), heads) if gated else seen.attended
+    if not alike(out(attended), seen.attention.out):
         return None
     for table in dict.fromkeys((rope, None)):
-        if table is not None and table.shape[1] != head_dim:
+        if table is not None and (table.shape[1] > head_dim or table.shape[1] % 2):
             continue
+        of_head = order_of_head(head_dim if table is None else table.shape[1], head_dim, into.device)
         layer = AttentionLayer(
-            num_heads=len(call.q),
-            num_kv_heads=len(call.k),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             scale=call.scale,
             window=window,
-            rope=table,
-            q_norm=q_norm,
-            k_norm=k_norm,
+            rope=None if table is None else whole_table(table, head_dim),
+            q_norm=None if q_norm is None else q_norm[of_head],
+            k_norm=None if k_norm is None else k_norm[of_head],
             eps=eps,
             softcap=call.softcap,
             sinks=call.sinks,
             slopes=call.slopes,
             chunked=chunked,
         )
-        ours = _heads(product(into), layer, positions)
-        theirs = (part.transpose(0, 1) for part in (call.q, call.k, call.v))
+        order = order_of_rows(heads, kv_heads, of_head, gated=gated)
+        kept = torch.equal(order, torch.arange(len(order), device=order.device))
+        if not kept and not all(isinstance(part, nn.Linear) for part in qkv):
+            continue
+        ours = _heads(product(into)[:, order], layer, positions)
+        theirs = [part.transpose(0, 1) for part in (call.q, call.k, call.v)]
+        theirs[:2] = (part[..., of_head] for part in theirs[:2])
         if agree(all(map(alike, ours, theirs))):
-            return Attending(product, layer, out)
+            taken = None if kept else reordered(qkv, product, order)
+            return Attending(product if taken is None else taken.product, layer, out, gated, taken)
     return None
 
 
@@ -124,13 +165,21 @@ def rope_table(rotation: Passage, positions: Tensor, max_len: int) -> Tensor | N
 def _heads(qkv: Tensor, layer: AttentionLayer, positions: Tensor) -> tuple[Tensor, ...]:
     """Return q [T, Hq, D], k and v [T, Hkv, D], normed and rotated."""
     heads = qkv.unflatten(1, (-1, layer.head_dim))
-    q, k, v = heads.split([layer.num_heads, layer.num_kv_heads, layer.num_kv_heads], dim=1)
+    counts = layer.num_heads, layer.num_kv_heads, layer.num_kv_heads
+    q, k, v = heads[:, : sum(counts)].split(counts, dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k = rms_norm_reference(q, layer.q_norm, layer.eps), rms_norm_reference(k, layer.k_norm, layer.eps)
     if layer.rope is not None:
         angles = layer.rope[positions].unsqueeze(1)
         q, k = rotate(q, angles), rotate(k, angles)
     return q, k, v
+
+
+def _gated(attended: Tensor, product: Tensor, heads: int) -> Tensor:
+    """Gate [T, Hq · D] as a module does whose projection has each head's gate behind its query."""
+    head_dim = attended.shape[1] // heads
+    gates = product[:, : 2 * heads * head_dim].view(len(product), heads, 2, head_dim)[:, :, 1]
+    return sigmoid_gate_reference(attended, gates.flatten(1))
 
 
 def _head_norms(module: nn.Module, head_dim: int) -> tuple[Tensor | None, Tensor | None, float] | None:

@@ -37,6 +37,8 @@ def gated_of(module: nn.Module) -> Gated | None:
     """Return the gated MLP that a module is. Its gate and up projection are one matrix then."""
     into, down = linears(module, _GATE_UP), linears(module, [(name,) for name in _DOWN])
     activation = _activation_of(module, ACTIVATIONS)
+    if activation is None and not _has_function(module):
+        activation = "silu"  # which code may call by its name (LFM2); numbers tell
     if into is None or down is None or activation is None:
         return None
     gated = Gated(merged(into), merged(down), activation)
@@ -90,6 +92,11 @@ def ungated_of(module: nn.Module) -> Ungated | None:
         if theirs is None or not alike(ours + residual if adds else ours, theirs):
             return None
     return Ungated(up, down, activation, adds)
+
+
+def _has_function(module: nn.Module) -> bool:
+    """Return whether a module has its activation by one of the names of these."""
+    return any(callable(getattr(module, name, None)) for name in _ACTIVATION)
 
 
 def _activation_of(module: nn.Module, among: Mapping[Name, Callable[[Tensor], Tensor]]) -> Name | None:

@@ -99,10 +99,10 @@ class GeneralModel:
         self._positions = StepPositions(self._decoder)
         self.fusion = fuse(causal, self._decoder, config, backend, self._decode, max_model_len, ranks)
         give(causal, self._attention)
-        self._states = StepStates(config.group_of_states)
+        self._states = StepStates(config.group_of_states, backend.recurrences)
         # Whether its code takes prompts apart as the host knows them, so that graphs hold decodes alone.
         hidden = self.embedding.shape[1]
-        self.takes_pieces = give_states(causal, config.states, self._states, backend.recurrences, hidden)
+        self.takes_pieces = give_states(causal, config.states, self._states, backend, hidden)
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)
@@ -123,9 +123,10 @@ class GeneralModel:
         """
         if states is not None:
             self._states.begin(batch, states)
+        if self.fusion.attends_by_modules:
+            self._attention.begin(replace(batch, newest=None), caches)
         if self.fusion.decoder is not None:
             return self.fusion.decoder.run(batch, caches)
-        self._attention.begin(replace(batch, newest=None), caches)
         positions = batch.positions.long().clamp(min=0)  # padding has −1, which no table of positions has
         return of_newest(self._decode(batch.tokens.long(), positions), batch.newest)
 

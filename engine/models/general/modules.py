@@ -13,7 +13,7 @@ from quire.engine.models.general.routers import Router
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
 from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.operations import Hidden
+from quire.kernels.linear.operations import Hidden, whole
 from quire.kernels.plan import LayerOps
 from quire.kernels.pointwise.norm import Norm
 
@@ -86,13 +86,18 @@ class AttentionModule:
     """hidden_states [1, T, H] -> ([1, T, H], None); cosines and sines that it is given are known already."""
 
     def __init__(self, module: nn.Module, attending: Attending, backend: Backend) -> None:
-        self._module, self._attending, self._linear = module, attending, backend.linear
+        self._module: Any = module
+        self._attending, self._backend = attending, backend
 
     def __call__(self, hidden_states: Tensor, *others: Any, **given: Any) -> tuple[Tensor, None]:
-        attending, module = self._attending, self._module
-        qkv = self._linear(hidden_states[0], attending.qkv)
-        attended = module.quire.attend(module.layer_idx, qkv, attending.layer)  # type: ignore[operator, union-attr]
-        return self._linear(attended, attending.output)[None], None
+        attending, backend = self._attending, self._backend
+        product = backend.linear(hidden_states[0], attending.qkv)
+        attended = whole(attending.attend(product, self._attend, backend))
+        return backend.linear(attended, attending.output)[None], None
+
+    def _attend(self, qkv: Tensor) -> Tensor:
+        attended: Tensor = self._module.quire.attend(self._module.layer_idx, qkv, self._attending.layer)
+        return attended
 
 
 class UnreadRotation:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.attention import EVERY, Call, attention_modules
 from quire.engine.models.general.indexer import Indexer
+from quire.engine.models.general.stateful import state_modules
 from quire.kernels.attention.batch import AttentionLayer
 
 
@@ -39,6 +40,14 @@ class SeenLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A decoder layer without attention, and its children's passages: it keeps states, or nothing."""
+
+    whole: Passage
+    children: list[Passage]
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A decoder's run: `around` has the passages of its own children, but for layers."""
 
@@ -48,6 +57,22 @@ class Seen:
     rotations: list[Passage]  # of modules that give cosines and sines
     around: list[Passage]
     out: Tensor  # [T, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The run of a decoder of which not all layers attend, as `Seen` has it.
+
+    mixers: children of layers in which a token's result depends on other tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    layers: list[SeenLayer | StateLayer]
+    rotations: list[Passage]
+    around: list[Passage]
+    out: Tensor
+    mixers: frozenset[nn.Module]
 
 
 class Noise:
@@ -92,7 +117,7 @@ class _Caller:
 
 def observe(
     decoder: nn.Module, noise: Noise, run: Callable[[], Tensor], tokens: Tensor, positions: Tensor
-) -> Seen | None:
+) -> Seen | Mixed | None:
     """Run a decoder on tokens at positions, with noise for attention; None: it is not a row of layers.
 
     `run` calls it and returns its hidden states [T, H]. Its attention has to be given again then.
@@ -114,16 +139,26 @@ def observe(
     def of(modules: Iterable[nn.Module]) -> list[Passage]:
         return [passage for module in modules for passage in by_module.get(module, [])]
 
-    seen = []
+    seen: list[SeenLayer | StateLayer] = []
     for index, layer in enumerate(layers):
         caller = noise.callers.get(index)
-        attention = of(child for child in layer.children() if caller in set(child.modules()))
-        whole = of([layer])
-        if len(whole) != 1 or len(attention) != 1 or index not in noise.calls:
+        whole, children = of([layer]), of(layer.children())
+        if len(whole) != 1:
             return None
-        children = of(layer.children())
+        if caller is None:
+            seen.append(StateLayer(whole[0], children))
+            continue
+        attention = of(child for child in layer.children() if caller in set(child.modules()))
+        if len(attention) != 1 or index not in noise.calls:
+            return None
         seen.append(SeenLayer(whole[0], children, attention[0], noise.calls[index], noise.attended[index]))
-    return Seen(tokens, positions, seen, of(rotations), of(around), out)
+    attending = [layer for layer in seen if isinstance(layer, SeenLayer)]
+    found = of(rotations), of(around), out
+    if len(attending) == len(seen):
+        return Seen(tokens, positions, attending, *found)
+    keep = {module for _, module in state_modules(decoder)} | set(noise.callers.values())
+    mixers = (child for layer in layers for child in layer.children() if keep & set(child.modules()))
+    return Mixed(tokens, positions, seen, *found, frozenset(mixers))
 
 
 def following(passages: Sequence[Passage], state: Tensor) -> Passage | None:

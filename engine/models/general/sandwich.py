@@ -124,22 +124,24 @@ def sandwich_of(
         if layer is None:
             return None
         layers.append(layer)
-    shapes = [_shape(*each, seen.out.dtype) for each in zip(layers, specs, strict=True)]
+    shapes = [
+        shape_of(each.attending, spec, seen.out.dtype) for each, spec in zip(layers, specs, strict=True)
+    ]
     return SandwichDecoder(layers, final_norm, embed, shapes, backend, seen.tokens.device)
 
 
 def _layer(seen: SeenLayer, attending: Attending, backend: Backend) -> SandwichLayer | None:
     children, attention, residual = seen.children, seen.attention, seen.whole.into
-    before, into = _normed(children, residual)
+    before, into = normed_by(children, residual)
     if not torch.equal(into, attention.into):
         return None
-    attended, added = _normed(children, attention.out)
+    attended, added = normed_by(children, attention.out)
     residual = residual + added
-    between, into = _normed(children, residual)
+    between, into = normed_by(children, residual)
     mlp = following(children, into)
-    if mlp is None or not _takes_one(mlp) or mlp.out.shape != residual.shape:
+    if mlp is None or not takes_one(mlp) or mlp.out.shape != residual.shape:
         return None
-    behind, added = _normed(children, mlp.out)
+    behind, added = normed_by(children, mlp.out)
     if not torch.equal(residual + added, seen.whole.out):
         return None
     gated = gated_of(mlp.module)
@@ -167,20 +169,20 @@ def _gives(layer: SandwichLayer, seen: SeenLayer, backend: Backend) -> bool:
     return True
 
 
-def _normed(children: Sequence[Passage], state: Tensor) -> tuple[Norm | None, Tensor]:
+def normed_by(children: Sequence[Passage], state: Tensor) -> tuple[Norm | None, Tensor]:
     """Return the norm that takes a state, and what that gives; without one the state as it is."""
     passage = following(children, state)
     norm = None if passage is None else norm_of(passage.module)
     return (None, state) if passage is None or norm is None else (norm, passage.out)
 
 
-def _takes_one(passage: Passage) -> bool:
+def takes_one(passage: Passage) -> bool:
     """Tell whether a module was called with hidden states alone."""
     return len(passage.arguments) + len(passage.keywords) == 1
 
 
-def _shape(layer: SandwichLayer, cache: CacheSpec, dtype: torch.dtype) -> LayerShape:
-    attending = layer.attending
+def shape_of(attending: Attending, cache: CacheSpec, dtype: torch.dtype) -> LayerShape:
+    """Return a layer of which only attention is chosen by its shape."""
     return LayerShape(
         dtype=dtype,
         num_heads=attending.layer.num_heads,

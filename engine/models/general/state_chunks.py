@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
-from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, PADS, StateStep
+from quire.kernels.attention.batch import ForwardBatch, PrefillBatch
+from quire.kernels.recurrence.operations import Recurrences
+from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,13 @@ def chunks_of(prefill: PrefillBatch, tokens: int, block_size: int) -> Chunks:
     return Chunks(prefill.rows.long()[order][at], begin, end, token, nth > 0, end == lens[at], until[-1:])
 
 
-def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int) -> StateStep:
+def state_step(
+    batch: ForwardBatch, chunks: Chunks | None, block_size: int, recurrences: Recurrences
+) -> StateStep:
     """Return a step with blocks of the cache group that `batch` has the tables of."""
-    decode, tables = batch.decode, batch.decode.block_tables
-    before, after = _blocks_of_decodes(decode, block_size)
+    decode = batch.decode
+    given = decode.block_tables, decode.rows, decode.context_lens
+    before, after = recurrences.decode_blocks(*given, block_size)
     if chunks is None or batch.prefill is None:
         return StateStep(before, after, before.new_empty(0, 4))
     begin, end = chunks.begin, chunks.end
@@ -69,15 +73,4 @@ def state_step(batch: ForwardBatch, chunks: Chunks | None, block_size: int) -> S
     left = torch.where(leaves, tables[chunks.row, (end - 1).clamp(min=0) // block_size], -1)
     return StateStep(
         before, after, torch.stack([chunks.token, end - begin, found, left], dim=1).int(), chunks.used.int()
-    )
-
-
-def _blocks_of_decodes(decode: DecodeBatch, block_size: int) -> tuple[Tensor, Tensor]:
-    """Return the blocks that have the states before the tokens of decodes, and those that get them after."""
-    tables, rows, lens = decode.block_tables, decode.rows.long(), decode.context_lens.long()
-    before = tables[rows, (lens - 2).clamp(min=0) // block_size]
-    after = tables[rows, (lens - 1).clamp(min=0) // block_size]
-    return (
-        torch.where(lens > 1, before, NO_STATE).int(),
-        torch.where(lens > 0, after, PADS).int(),
     )

@@ -10,24 +10,38 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.delta_nets import DeltaNetModule, is_delta_net
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
+from quire.engine.models.general.scans import ScanModule, StateSpaceModule, is_scan, is_state_space
+from quire.engine.models.general.short_convolutions import (
+    ShortConvolutionModule,
+    is_short_convolution,
+)
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
 from quire.engine.models.general.state_proof import StandIn, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule, is_known
 from quire.kernels.attention.batch import ForwardBatch
+from quire.kernels.backend import Backend
 from quire.kernels.formats.state_cache import StateCache
 from quire.kernels.formats.state_spec import LayerStates, StateSpec
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
 
 logger = logging.getLogger("quire.engine")
+# What has no code of transformers' but for products, by what tells which modules those are.
+_BY_KERNELS = (
+    (is_delta_net, DeltaNetModule),
+    (is_state_space, StateSpaceModule),
+    (is_scan, ScanModule),
+    (is_short_convolution, ShortConvolutionModule),
+)
 
 
 class StepStates:
     """The states of the step that `begin` was told of."""
 
-    def __init__(self, group_of_states: Sequence[int]) -> None:
-        self._group_of_states = group_of_states
+    def __init__(self, group_of_states: Sequence[int], recurrences: Recurrences | None) -> None:
+        """recurrences: what computes layers that take a step as a whole; None: none does."""
+        self._group_of_states, self._recurrences = group_of_states, recurrences
         self._groups: tuple[ForwardBatch, ...] = ()
         self._cache: StateCache | None = None
         self._pieces: dict[int, list[Piece]] = {}
@@ -55,10 +69,11 @@ class StepStates:
         if cache is None:
             return None
         if group not in self._steps:
+            assert self._recurrences is not None
             batch = self._groups[group]
             if self._chunks is None and batch.prefill is not None:
                 self._chunks = chunks_of(batch.prefill, len(batch.tokens), cache.block_size)
-            self._steps[group] = state_step(batch, self._chunks, cache.block_size)
+            self._steps[group] = state_step(batch, self._chunks, cache.block_size, self._recurrences)
         return self._steps[group], cache.layers[layer]
 
 
@@ -66,7 +81,7 @@ def give_states(
     model: nn.Module,
     layers: Sequence[LayerStates],
     step: StepStates,
-    recurrences: Recurrences | None,
+    backend: Backend,
     hidden: int,
 ) -> bool:
     """Have the modules that keep these states go on from those of the step that `step` was told of.
@@ -80,12 +95,14 @@ def give_states(
     for at, layer in enumerate(layers):
         module = modules[layer.name]
         kind, stand_in = (type(module), layer.parts), None
-        if recurrences is not None and is_known(module, layer):
+        if backend.recurrences is not None and is_known(module, layer):
             if kind not in proved:
-                proved[kind] = _stand_in_of(module, layer, recurrences, hidden)
+                proved[kind] = _stand_in_of(module, layer, backend, backend.recurrences, hidden)
             stand_in = proved[kind]
         if stand_in is not None:
             module.forward = stand_in(module, partial(step.whole, at))
+            if isinstance(module.forward, DeltaNetModule):
+                module.forward.net.release_own()
         else:
             module.forward = PieceModule(module, layer, partial(step.in_pieces, at))
             takes_pieces = True
@@ -93,10 +110,10 @@ def give_states(
 
 
 def _stand_in_of(
-    module: nn.Module, layer: LayerStates, recurrences: Recurrences, hidden: int
+    module: nn.Module, layer: LayerStates, backend: Backend, recurrences: Recurrences, hidden: int
 ) -> StandIn | None:
     """Return the quickest of what stands in for a known module and gives what its own code does."""
-    stand_ins: list[StandIn] = [partial(DeltaNetModule, recurrences)] if is_delta_net(module) else []
+    stand_ins: list[StandIn] = [partial(kind, backend) for takes, kind in _BY_KERNELS if takes(module)]
     stand_ins.append(partial(WholeStepModule, recurrences))
     for stand_in in stand_ins:
         if is_proved(module, layer, stand_in, hidden):

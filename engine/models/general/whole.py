@@ -20,7 +20,7 @@ from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.modules import FusedMLP, ModuleMLP
 from quire.engine.models.general.norms import layer_norm_of, norm_of
-from quire.engine.models.general.observed import Seen, SeenLayer, following
+from quire.engine.models.general.observed import Mixed, Seen, SeenLayer, following
 from quire.engine.models.general.plain import PlainDecoder, PlainLayer
 from quire.engine.models.general.sandwich import SandwichDecoder, sandwich_of
 from quire.engine.models.layers import LayerPlans
@@ -70,9 +70,11 @@ def whole_of(
 ) -> FusedDecoder | PlainDecoder | SandwichDecoder | None:
     """Return the decoder as it was seen, if each layer's attention and all else is what kernels compute."""
     last = following(seen.around, seen.layers[-1].whole.out)
-    look_up = _embedding(causal, seen, backend, ranks)
+    look_up = look_up_of(causal, seen, backend, ranks)
     known = _all(attending)
     if last is None or look_up is None or known is None or not torch.equal(last.out, seen.out):
+        return None
+    if any(each.gated for each in known):
         return None
     parts = _all([_parts(*each) for each in zip(seen.layers, known, strict=True)])
     device, dtype, specs = seen.tokens.device, seen.out.dtype, config.cache_specs
@@ -164,8 +166,8 @@ def _shape(
     )
 
 
-def _embedding(
-    causal: nn.Module, seen: Seen, backend: Backend, ranks: Ranks | None
+def look_up_of(
+    causal: nn.Module, seen: Seen | Mixed, backend: Backend, ranks: Ranks | None
 ) -> Callable[[Tensor], Tensor] | None:
     """Return what gives the first layer its input [T, H] of tokens [T]."""
     first, module = seen.layers[0].whole.into, causal.get_input_embeddings()  # type: ignore[operator]

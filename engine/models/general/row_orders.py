@@ -1,0 +1,85 @@
+"""In what order kernels want the rows of attention's projections, where a model has them in another one.
+
+Kernels rotate a head's first half with its second. Of a head that is rotated in part the pairs are moved to
+where kernels have them, and what is not rotated is turned by no angle: of queries and keys in the same order
+scores are what they were. A projection of queries may have each head's gate behind it (Qwen3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.linear.linear import Linear
+
+
+def whole_table(rope: Tensor, head_dim: int) -> Tensor:
+    """Return a table [max_len, D] for heads of D numbers, of which `rope` [max_len, R] rotates R."""
+    rest = (head_dim - rope.shape[1]) // 2
+    if not rest:
+        return rope
+    cos, sin = rope.chunk(2, dim=1)
+    still = rope.new_zeros(len(rope), rest)
+    return torch.cat((cos, still + 1, sin, still), dim=1)
+
+
+def order_of_head(rotated: int, head_dim: int, device: torch.device) -> Tensor:
+    """Return which of a head's numbers [D] kernels have at each place, if the first `rotated` are turned."""
+    numbers = torch.arange(head_dim, device=device)
+    turned, still = numbers[:rotated].chunk(2), numbers[rotated:].chunk(2)
+    return torch.cat((turned[0], *still[:1], turned[1], *still[1:]))
+
+
+def order_of_rows(heads: int, kv_heads: int, of_head: Tensor, *, gated: bool) -> Tensor:
+    """Return which rows of queries', keys' and values' projections kernels have at each place.
+
+    Queries, keys, values, and then gates. gated: of queries each head has as many rows for a gate behind it.
+    """
+    head_dim, device = len(of_head), of_head.device
+
+    def rows_of(count: int, apart: int, within: Tensor) -> Tensor:
+        return (torch.arange(count, device=device)[:, None] * apart + within).flatten()
+
+    plain, width = torch.arange(head_dim, device=device), head_dim * (2 if gated else 1)
+    queries, keys = rows_of(heads, width, of_head), rows_of(kv_heads, head_dim, of_head) + heads * width
+    values = rows_of(kv_heads, head_dim, plain) + heads * width + kv_heads * head_dim
+    gates = [rows_of(heads, width, plain) + head_dim] if gated else []
+    return torch.cat((queries, keys, values, *gates))
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """Layers whose rows a product has in another order; they have no weights of their own meanwhile.
+
+    order: which of their rows, one layer's behind the other's, the product has at each place.
+    """
+
+    parts: Sequence[nn.Linear]
+    product: Linear
+    order: Tensor
+
+    def give_back(self) -> None:
+        """Let the layers have their weights again."""
+        places = torch.empty_like(self.order)
+        places[self.order] = torch.arange(len(places), device=places.device)
+        begin = 0
+        for part in self.parts:
+            rows = places[begin : begin + part.out_features]
+            part.weight.data = self.product.weight[rows]
+            if part.bias is not None and self.product.bias is not None:
+                part.bias.data = self.product.bias[rows]
+            begin += part.out_features
+
+
+def reordered(parts: Sequence[nn.Linear], product: Linear, order: Tensor) -> Reordered:
+    """Take the layers' weights for a product [rows, in] of them all, with rows in that order."""
+    bias = product.bias
+    taken = Linear(product.weight[order], None if bias is None else bias[order])
+    for part in parts:
+        part.weight.data = taken.weight[:0]
+        if part.bias is not None:
+            part.bias.data = taken.weight[:0, 0]
+    return Reordered(parts, taken, order)
