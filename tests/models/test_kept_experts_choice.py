@@ -243,22 +243,42 @@ def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: 
     }
 
 
-def test_none_are_kept_on_a_cpu_with_an_adapter_or_where_all_are_to_be_expanded(tmp_path: Path) -> None:
+def test_none_are_kept_on_a_cpu_or_where_all_are_to_be_expanded(tmp_path: Path) -> None:
     folder = save("gptq of qwen3_moe", tmp_path)
-    lora = lora_of("model.layers.0.mlp.experts.1.down_proj", 256, 256)
-    adapter = save_adapter(tmp_path / "adapter", lora, folder)
-    adapted = read_model(folder, "transformers", adapter=adapter)
     for kept, why in (
         (kept_of(folder, torch_backend().keeps_experts), "no kernels here multiply bfloat16 numbers by them"),
         (kept_of(folder, dtype=torch.float32), "no kernels here multiply float32 numbers by them"),
-        (kept_of(folder, config=adapted), "an adapter is merged into them"),
         (kept_of(folder, quantized_weights="expand"), "--quantized-weights is expand"),
     ):
         assert not kept.formats and why in kept.reasons.values()
-    (ours, num_bytes), (other, expected) = (
-        load(folder, backend, config=adapted) for backend in (KEEPING, torch_backend())
-    )
-    assert num_bytes == expected and same(expanded_in(ours), expanded_in(other))
+
+
+@pytest.mark.parametrize(
+    ("form", "module", "size", "kept"),
+    [
+        ("gptq of qwen3_moe", "mlp.experts.1.down_proj", 256, 3),
+        ("gptq of qwen3_moe", "mlp.experts.2.up_proj", 256, 3),
+        ("gptq of qwen3_moe", "self_attn.o_proj", 256, 4),
+        ("mxfp4", "self_attn.o_proj", 64, 4),
+    ],
+)
+def test_experts_that_an_adapter_changes_are_expanded(
+    form: str, module: str, size: int, kept: int, tmp_path: Path
+) -> None:
+    """Those of other layers are kept, also as far as config.json tells."""
+    folder = save(form, tmp_path)
+    lora = lora_of(f"model.layers.1.{module}", size, size)
+    adapted = read_model(folder, adapter=save_adapter(tmp_path / "adapter", lora, folder))
+    (ours, _), (other, _) = (load(folder, backend, config=adapted) for backend in (KEEPING, torch_backend()))
+    assert len(experts_in(ours)) == kept and len(expanded_in(ours)) == 4 - kept
+    (tokens, logits), (expected, theirs) = generate(ours), generate(other)
+    assert tokens == expected
+    for each, wanted in zip(logits, theirs, strict=True):
+        torch.testing.assert_close(each, wanted, atol=1e-4, rtol=1e-4)
+    here = kept_of(folder, config=adapted)
+    assert list(here.reasons.values()).count("an adapter is merged into them") == 2 * (4 - kept)
+    (folder / "model.safetensors").unlink()
+    assert kept_of(folder, config=adapted).formats.keys() == here.formats.keys()
 
 
 def test_a_start_and_the_doctor_count_the_bits_that_are_kept(

@@ -58,7 +58,7 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     model: undivided; its parameters need not be anywhere. slices: tensors by their names in files. mapping:
     as transformers' loader has it. Of GPTQ's, which group each input is in is read too.
     """
-    names = _names_in(model, slices, mapping)
+    names = names_in(model, slices, mapping)
     device = torch.device("cpu")
     sources = _sources(names, model, slices, mapping, device, copies_to(device))
     of_experts = {name for source in sources.values() for name in source.names}
@@ -73,7 +73,7 @@ def sources_of(
     model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
 ) -> dict[str, Source]:
     """Return what makes the weights of experts that files have in few bits, to be read to a device."""
-    names = _names_in(model, slices, mapping)
+    names = names_in(model, slices, mapping)
     return _sources(names, model, slices, mapping, device, copies_to(device))
 
 
@@ -113,7 +113,7 @@ def _sources(
     return found
 
 
-def _names_in(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> dict[str, tuple[str, str | None]]:
+def names_in(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> dict[str, tuple[str, str | None]]:
     """Return what a model calls the tensors that it has of files, in the order of layers and experts.
 
     With each the pattern of the conversion that makes it of several.

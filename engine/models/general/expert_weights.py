@@ -60,7 +60,7 @@ class _Place:
 
 
 class ExpertWeights:
-    """Those of a model. They are never there as numbers, neither in host memory nor on the device."""
+    """Those of a model. Of a few at a time alone numbers are made, to prove that kernels compute by them."""
 
     def __init__(self, formats: Mapping[str, WeightFormat], device: torch.device) -> None:
         """formats: of the weights that are kept, by their parameters' names, as `Kept` has them."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from quire.engine.models.adapter_tensors import read_changes
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.general.described import read_described
@@ -19,7 +20,7 @@ from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, matrices_of
 from quire.engine.models.general.expert_proof import is_computed
-from quire.engine.models.general.expert_sources import stored_experts
+from quire.engine.models.general.expert_sources import names_in, stored_experts
 from quire.engine.models.general.loading import expanded_slices
 from quire.engine.models.kept_weights import (
     ADAPTED,
@@ -57,13 +58,16 @@ def keep_experts_of(
     if not may_keep(config):
         return lambda part: Kept(of=OF_EXPERTS)
     model = build(read_described(folder), auto_of(config))
+    mapping = get_model_conversion_mapping(model)
     if files:
         slices = expanded_slices(files, config.quantised, dtype)
-        stored = stored_experts(model, slices, get_model_conversion_mapping(model))
+        stored = stored_experts(model, slices, mapping)
     else:
         stored = described_experts(model, config)
     if config.adapter is not None:
-        stored = dict.fromkeys(stored, ADAPTED)
+        changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
+        adapted = {name for name, form in stored.items() if name in changed and not isinstance(form, str)}
+        stored = {**stored, **dict.fromkeys(adapted, ADAPTED)}
     if expand:
         stored = dict.fromkeys(stored, "--quantized-weights is expand")
     return partial(keep_experts, model=model, stored=stored, dtype=dtype, supports=supports)
