@@ -21,7 +21,7 @@ from quire.kernels.experts.quantised_tiles import tile_of
 from quire.kernels.launch import dependent_launch
 from quire.kernels.quantised.few import lines_ahead, tokens_ahead
 from quire.kernels.quantised.lines import ask_for_line, multiply_by_warps
-from quire.kernels.quantised.weight import LINE, QuantisedWeight
+from quire.kernels.quantised.weight import QuantisedWeight
 
 ROWS = 16  # outputs of a program, each a row of the weight
 AT_ONCE = 396  # programs of eight warps, by the largest GPUs
@@ -167,13 +167,13 @@ def _launch(
     assert shares.is_contiguous()
     tokens = ALONE if groups is None else TOGETHER
     programs = size if groups is None else min(experts.count, size) + size // tokens
-    scales, beside = scales_of(weight)
+    scales, beside = weight.of_sums, weight.of_codes
     of_rows = triton.cdiv(outputs, ROWS)
     _kernel[of_rows, programs](
         out, x, index if groups is None else groups.pairs, None if groups is None else groups.counts, shares,
         weight.codes, scales, beside, bias, experts.alpha, experts.limit,
         TOP=index.shape[1], EXPERTS=experts.count, PADDED=triton.next_power_of_2(experts.count),
-        OUTPUTS=outputs, COLUMNS=columns, GROUP=columns_of_group(weight), FORM=form.codes,
+        OUTPUTS=outputs, COLUMNS=columns, GROUP=weight.columns_of_entry, FORM=form.codes,
         TOKENS=tokens, ROWS=ROWS, AHEAD=lines_ahead(form, gated=gates), X_AHEAD=tokens_ahead(tokens),
         ACTIVATION=experts.activation if gates else None, num_warps=warps_of(of_rows * programs, gates=gates),
         **dependent_launch(x.device),
@@ -183,13 +183,3 @@ def _launch(
 def warps_of(programs: int, *, gates: bool) -> int:
     """Return how many warps share a program's lines: more where all programs run at once."""
     return 8 if gates and programs <= AT_ONCE else 4
-
-
-def scales_of(weight: QuantisedWeight) -> tuple[Tensor | None, Tensor | None]:
-    """Return what sums are multiplied by, and what codes are decoded with."""
-    return (None, weight.scales) if weight.format.codes == "float4" else (weight.scales, weight.zeros)
-
-
-def columns_of_group(weight: QuantisedWeight) -> int:
-    """Return of how many columns there is one entry of `scales`."""
-    return LINE if weight.format.codes == "float4" else weight.format.group or weight.inputs

@@ -23,7 +23,6 @@ from quire.kernels.experts.gating import gated
 from quire.kernels.experts.grouped import combine
 from quire.kernels.experts.groups import group
 from quire.kernels.experts.quantised import QuantisedExperts
-from quire.kernels.experts.quantised_few import columns_of_group, scales_of
 from quire.kernels.experts.quantised_tiles import tile_of
 from quire.kernels.gpu import Gpu
 from quire.kernels.launch import dependent_launch
@@ -189,10 +188,8 @@ def tiling(form: WeightFormat, pairs: int, experts: int, *, gates: bool) -> Tili
 
 def suits(experts: QuantisedExperts, gpu: Gpu, dtype: torch.dtype) -> bool:
     """Tell whether tokens of a dtype and these weights are what `streamed_quantised_experts` takes."""
-    whole = all(
-        weight.format.group in (0, 32) or weight.format.group % LINE == 0
-        for weight in (experts.gate_up, experts.down)
-    )
+    forms = (experts.gate_up.format, experts.down.format)
+    whole = all(form.codes == "float4" or form.group % LINE == 0 for form in forms)
     aligned = experts.hidden % 8 == 0 and experts.inner % 8 == 0
     return whole and aligned and hopper_stream.supports(gpu, dtype)
 
@@ -243,13 +240,13 @@ def _launch(
     box = tiles.rows // 2 if gates else tiles.rows
     x_layout = gl.NVMMASharedLayout(128, 16, rank=2)
     w_layout = gl.NVMMASharedLayout(line, 8, rank=2)
-    scales, beside = scales_of(weight)
+    scales, beside = weight.of_sums, weight.of_codes
     _kernel[(tiles.programs(size, experts.count, outputs, gates=gates),)](
         out, TensorDescriptor(x, list(x.shape), [x.shape[1], 1], [tiles.tokens, LINE // 2], x_layout),
         TensorDescriptor(codes, list(codes.shape), [codes.shape[1], 1], [box, line], w_layout),
         pairs, counts, shares, scales, beside, bias, experts.alpha, experts.limit,
         EXPERTS=experts.count, PADDED=triton.next_power_of_2(experts.count), OUTPUTS=outputs,
-        COLUMNS=weight.inputs, GROUP=columns_of_group(weight), FORM=weight.format.codes,
+        COLUMNS=weight.inputs, GROUP=weight.columns_of_entry, FORM=weight.format.codes,
         TOKENS=tiles.tokens, ROWS=tiles.rows, STAGES=tiles.stages,
         ACTIVATION=experts.activation if gates else None, TOGETHER=tiles.together,
         num_warps=WARPS, launch_pdl=True,

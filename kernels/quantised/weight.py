@@ -131,6 +131,21 @@ class QuantisedWeight:
     def device(self) -> torch.device:
         return self.codes.device
 
+    @property
+    def of_sums(self) -> Tensor | None:
+        """Return what kernels multiply sums of products by: scales but of 4-bit floats."""
+        return None if self.format.codes == "float4" else self.scales
+
+    @property
+    def of_codes(self) -> Tensor | None:
+        """Return what kernels decode codes with: zero points, or the exponents of 4-bit floats."""
+        return self.scales if self.format.codes == "float4" else self.zeros
+
+    @property
+    def columns_of_entry(self) -> int:
+        """Return of how many inputs there is one entry of scales."""
+        return LINE if self.format.codes == "float4" else self.format.group or self.inputs
+
     def rows(self, begin: int, end: int) -> QuantisedWeight:
         """Return the view of a range of outputs."""
         zeros = None if self.zeros is None else self.zeros[:, begin:end]

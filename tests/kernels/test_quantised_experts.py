@@ -26,7 +26,10 @@ FORMATS = {
     "int4_rows": WeightFormat("int4", 0, False, torch.float32),
 }
 # Of tokens alone; tiles of 8 to 128, whole and ragged. (tokens, experts, top)
-STEPS = (1, 8, 2), (3, 64, 2), (7, 8, 3), (60, 8, 2), (100, 5, 2), (300, 3, 2), (700, 128, 1)
+STEPS = (1, 8, 2), (3, 64, 2), (7, 8, 3), (60, 8, 2), (100, 5, 2), (300, 3, 2), (700, 128, 1), (40, 300, 8)
+DTYPES = (torch.bfloat16, torch.float16) if HAS_GPU else (torch.float32,)
+CASES = [(name, dtype) for name in FORMATS for dtype in DTYPES if not HAS_GPU or takes(FORMATS[name], dtype)]
+OF_FOURS_DTYPE = DTYPES[0]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest
 # As gpt-oss has them, in small: no whole lines.
 OF_FOURS = {"hidden": 416, "inner": 288}
@@ -56,8 +59,8 @@ def asked(tokens, experts, top, device, dtype):
 
 
 def ways_of(experts, dtype):
-    if not HAS_GPU or not takes(experts.gate_up.format, dtype):
-        return [quantised_experts] if not HAS_GPU else []
+    if not HAS_GPU:
+        return [quantised_experts]
     ways = [few_quantised_experts, tiled_quantised_experts, quantised_experts]
     streams = suits(experts, gpu_of(experts.down.device), dtype)
     return [*ways, streamed_quantised_experts] if streams else ways
@@ -70,8 +73,8 @@ def assert_near(result, x, index, weights, experts):
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: "x".join(map(str, step)))
-@pytest.mark.parametrize("name", FORMATS)
-def test_products(name, step, device, dtype):
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_products(name, dtype, step, device):
     torch.manual_seed(0)
     tokens, count, top = step
     experts = drawn(FORMATS[name], count, **(OF_FOURS if name == "fours" else OTHERS), device=device)
@@ -82,42 +85,61 @@ def test_products(name, step, device, dtype):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("tokens", [1, 50])
-def test_activations_and_biases(activation, tokens, device, dtype):
+def test_activations_and_biases(activation, tokens, device):
     torch.manual_seed(0)
     found = drawn(
         FORMATS["fours"], 4, **OF_FOURS, device=device, biased=True, activation=activation,
         **ACTIVATIONS[activation],
     )  # fmt: skip
-    experts = in_dtype(found, dtype)
-    x, index, weights = asked(tokens, experts, 2, device, dtype)
-    for way in ways_of(experts, dtype):
+    experts = in_dtype(found, OF_FOURS_DTYPE)
+    x, index, weights = asked(tokens, experts, 2, device, OF_FOURS_DTYPE)
+    for way in ways_of(experts, OF_FOURS_DTYPE):
         assert_near(way(x, index, weights, experts), x, index, weights, experts)
 
 
-def test_a_token_does_not_depend_on_others(device, dtype):
+def test_a_token_does_not_depend_on_others(device):
     torch.manual_seed(0)
     experts = drawn(FORMATS["fours"], 4, **OF_FOURS, device=device)
-    x, index, weights = asked(40, experts, 2, device, dtype)
+    x, index, weights = asked(40, experts, 2, device, OF_FOURS_DTYPE)
     order = torch.randperm(40, device=device)
-    for way in ways_of(experts, dtype):
+    for way in ways_of(experts, OF_FOURS_DTYPE):
         result = way(x, index, weights, experts)
         assert torch.equal(way(x[order], index[order], weights[order], experts), result[order])
 
 
-def test_all_tokens_may_ask_the_same_experts(device, dtype):
+def test_all_tokens_may_ask_the_same_experts(device):
     torch.manual_seed(0)
     experts = drawn(FORMATS["fours"], 16, **OF_FOURS, device=device)
-    x, _, weights = asked(150, experts, 2, device, dtype)
+    x, _, weights = asked(150, experts, 2, device, OF_FOURS_DTYPE)
     index = torch.tensor([13, 2], device=device).expand(150, 2).contiguous()
-    for way in ways_of(experts, dtype):
+    for way in ways_of(experts, OF_FOURS_DTYPE):
         assert_near(way(x, index, weights, experts), x, index, weights, experts)
 
 
-def test_no_tokens(device, dtype):
+def test_no_tokens(device):
     experts = drawn(FORMATS["fours"], 4, **OF_FOURS, device=device)
-    x, index, weights = asked(1, experts, 2, device, dtype)
-    if takes(experts.gate_up.format, dtype):
-        assert quantised_experts(x[:0], index[:0], weights[:0], experts).shape == (0, experts.hidden)
+    x, index, weights = asked(1, experts, 2, device, OF_FOURS_DTYPE)
+    assert quantised_experts(x[:0], index[:0], weights[:0], experts).shape == (0, experts.hidden)
+
+
+def test_a_token_may_ask_an_expert_twice_with_shares_in_fp32(device):
+    torch.manual_seed(0)
+    experts = drawn(FORMATS["fours"], 4, **OF_FOURS, device=device)
+    x, _, weights = asked(12, experts, 3, device, OF_FOURS_DTYPE)
+    index = torch.tensor([2, 0, 2], dtype=torch.int32, device=device).expand(12, 3).contiguous()
+    for way in ways_of(experts, OF_FOURS_DTYPE):
+        result = way(x, index, weights.float(), experts)
+        assert_near(result, x, index.long(), weights, experts)
+
+
+def test_tokens_may_stand_in_a_larger_memory(device):
+    torch.manual_seed(0)
+    experts = drawn(FORMATS["fours"], 4, **OF_FOURS, device=device)
+    x, index, weights = asked(30, experts, 2, device, OF_FOURS_DTYPE)
+    wide = torch.full((30, experts.hidden + 8), float("nan"), dtype=x.dtype, device=device)
+    wide[:, : experts.hidden] = x
+    result = quantised_experts(wide[:, : experts.hidden], index, weights, experts)
+    assert torch.equal(result, quantised_experts(x, index, weights, experts))
 
 
 @pytest.mark.parametrize("exponent", [8, 64, 120, 128])
