@@ -170,8 +170,8 @@ class _Nothing:
         return EVERY
 
 
-def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
-    """Save a random model of the type in a folder; return it as transformers runs it.
+def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> None:
+    """Save a random model of the type in a folder.
 
     by: which of its ways to attend.
     """
@@ -180,7 +180,12 @@ def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any
     for name, content in made.files.items():
         (folder / name).write_bytes(content)
     torch.set_rng_state(made.drawn)
-    return copy.deepcopy(made.model)
+
+
+def tiny_model(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
+    """Save the same; return it as transformers runs it."""
+    save_tiny(kind, folder, by, **changes)
+    return copy.deepcopy(_made(kind, by, json.dumps(changes)).model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +238,7 @@ def compare(
     recurrences: by which states are computed, instead of transformers' code.
     """
     try:
-        reference = save_tiny(kind, folder, by, **changes)
+        reference = tiny_model(kind, folder, by, **changes)
     except Exception as error:  # a configuration may need anything
         return Verdict("untried", f"no tiny model of it: {error!r}"[:120])
     try:
