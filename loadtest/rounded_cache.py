@@ -183,6 +183,7 @@ def measure_errors(model: str, load_format: LoadFormat, device: Device, formats:
             device=device,
             load_format=load_format,
             num_gpu_blocks_override=512,
+            swap_space=0,
             max_num_seqs=len(QUESTIONS),
             max_num_batched_tokens=RANDOM_TOKENS,
             max_model_len=None if load_format == "auto" else RANDOM_TOKENS,

@@ -43,6 +43,7 @@ def keeping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def start(folder: Path, **settings: Any) -> tuple[EngineCore, float]:
     """Return an engine on the CPU, whose sums are the same in any batch, and in how many bits it keeps."""
     defaults: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 12, "num_gpu_blocks_override": 200}
+    defaults |= {"swap_space": 0}
     core, info = start_engine(EngineConfig(model=str(folder), device="cpu", **(defaults | settings)))
     return core, info.kept_bits
 

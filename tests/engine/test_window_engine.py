@@ -6,7 +6,7 @@ what each request gives alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire.engine import rank
 from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
@@ -21,7 +22,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.schedule.invariants import check_scheduler
 from quire.engine.startup import start_engine
 from quire.kernels.attention.kv_tile import LARGEST_KEY_TILE
-from tests.models.any_model import save_tiny
+from tests.models.any_model import save_tiny, tiny_model
 
 MIXED = ("gemma3_text", "gpt_oss")  # every second layer sees the last seven tokens
 WITH_STATES = ("qwen3_next",)  # every second layer keeps some
@@ -53,7 +54,15 @@ Answers = dict[tuple[int, int], list[int]]
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """(folder, the same model in transformers)."""
     folder = tmp_path_factory.mktemp("models") / request.param
-    return folder, save_tiny(request.param, folder, **SIZES.get(request.param, {}))
+    return folder, tiny_model(request.param, folder, **SIZES.get(request.param, {}))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """Read a folder once for all engines that start with it: what is not native takes a run of its code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank, "read_model", cache(read_model))
+        yield
 
 
 @cache

@@ -23,7 +23,9 @@ ERRORS = {"fp8_e4m3": (0.008, 0.06), "fp12_e4m7": (0.0008, 0.005)}
 
 
 def test_logits_are_transformers_in_float32_and_close_to_them_in_a_rounded_cache() -> None:
-    config = EngineConfig(model=MODEL_FOLDER, device="cpu", dtype="float32", num_gpu_blocks_override=8)
+    config = EngineConfig(
+        model=MODEL_FOLDER, device="cpu", dtype="float32", num_gpu_blocks_override=8, swap_space=0
+    )
     core, _ = start_engine(config)
     own = logits_of(core, FP32, TOKENS)
     reference = transformers.AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)

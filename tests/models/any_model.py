@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -166,24 +170,49 @@ class _Nothing:
         return EVERY
 
 
-def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
-    """Save a random model of the type in a folder; return it as transformers runs it.
+def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> None:
+    """Save a random model of the type in a folder.
 
     by: which of its ways to attend.
     """
+    made = _made(kind, by, json.dumps(changes))
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in made.files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(made.drawn)
+
+
+def tiny_model(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
+    """Save the same; return it as transformers runs it."""
+    save_tiny(kind, folder, by, **changes)
+    return copy.deepcopy(_made(kind, by, json.dumps(changes)).model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tiny model, its folder, and what random numbers come after its own."""
+
+    model: Any
+    files: dict[str, bytes]
+    drawn: Tensor
+
+
+@lru_cache(maxsize=16)  # of a megabyte each; tests of one file have few kinds, and each of them many times
+def _made(kind: str, by: str, changes: str) -> _Made:
+    config = partial(tiny_config, kind, **json.loads(changes))
     torch.manual_seed(1)
     with torch.device("meta"):
-        count = AutoModelForCausalLM.from_config(tiny_config(kind, **changes)).num_parameters()
+        count = AutoModelForCausalLM.from_config(config()).num_parameters()
     if count > MOST_PARAMETERS:
         raise ValueError(f"it would have {count} parameters")
-    model = AutoModelForCausalLM.from_config(
-        tiny_config(kind, **changes), attn_implementation=by, dtype=torch.float32
-    ).eval()
+    model = AutoModelForCausalLM.from_config(config(), attn_implementation=by, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(float(weight.mean().round()), 0.1)
-    model.save_pretrained(folder)
-    return model
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return _Made(model, files, torch.get_rng_state())
 
 
 def prompts() -> list[list[int]]:
@@ -209,7 +238,7 @@ def compare(
     recurrences: by which states are computed, instead of transformers' code.
     """
     try:
-        reference = save_tiny(kind, folder, by, **changes)
+        reference = tiny_model(kind, folder, by, **changes)
     except Exception as error:  # a configuration may need anything
         return Verdict("untried", f"no tiny model of it: {error!r}"[:120])
     try:

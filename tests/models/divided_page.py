@@ -14,7 +14,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.engine.models.reading import read_model
-from tests.models.any_model import Outcome, save_tiny
+from tests.models.any_model import Outcome, tiny_model
 from tests.models.divided_model import compare_divided
 
 PAGE = Path(__file__).parents[2] / "docs/parallel.md"
@@ -27,7 +27,7 @@ def outcomes(kind: str) -> Iterator[tuple[str, Outcome, str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            reference = save_tiny(kind, folder)
+            reference = tiny_model(kind, folder)
             whole = read_model(folder, "transformers")
         except Exception:  # docs/models.md says why
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tests.models.quantised_folder import save_twice
 
@@ -87,17 +88,15 @@ def quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor, Tensor]:
         floats, scales, numbers = zip(*(quantise(each, form) for each in weight), strict=True)
         return torch.stack(floats), torch.stack(scales), torch.stack(numbers)
     rows, columns = form.rows or len(weight), form.columns or weight.shape[1]
-    floats, numbers = weight.to(torch.float8_e4m3fn), torch.empty_like(weight)
-    scales = torch.empty(-(-len(weight) // rows), -(-weight.shape[1] // columns), dtype=form.dtype)
-    for row in range(len(scales)):
-        for column in range(scales.shape[1]):
-            at = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
-            scales[row, column] = weight[at].abs().max() / LARGEST
-            if form.powers:
-                scales[row, column] = 2.0 ** scales[row, column].log2().ceil()
-            scale = scales[row, column].float()
-            floats[at] = (weight[at] / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-            numbers[at] = floats[at].float() * scale
+    padding = (0, -weight.shape[1] % columns, 0, -len(weight) % rows)
+    blocks = pad(weight.abs(), padding).unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    scales = (blocks.amax((1, 3)) / LARGEST).to(form.dtype)
+    if form.powers:
+        scales = 2.0 ** scales.log2().ceil()
+    scale = scales.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    scale = scale[: len(weight), : weight.shape[1]]  # of each number
+    floats = (weight / scale).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    numbers = floats.float() * scale
     if form.powers:
         return floats, (scales.log2() + 127).to(torch.uint8), numbers
     return floats, scales.view(scales.shape if form.dims > 1 else (-1,) * form.dims), numbers

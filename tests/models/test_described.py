@@ -13,7 +13,7 @@ from transformers import MarianConfig, MarianForCausalLM
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from tests.models.any_model import STEPS, difference, prompts, save_tiny
+from tests.models.any_model import STEPS, difference, prompts, save_tiny, tiny_model
 from tests.models.paged_driver import PagedDriver
 
 MAX_LEN = 64
@@ -61,7 +61,7 @@ def test_a_dtype_of_the_part_for_text_may_have_torchs_name(tmp_path: Path) -> No
 
 
 def test_a_configuration_may_ask_for_tuples_and_name_its_dtype_by_module(tmp_path: Path) -> None:
-    reference = save_tiny("phi", tmp_path)
+    reference = tiny_model("phi", tmp_path)
     change(tmp_path, return_dict=False, dtype="torch.float32")
     assert differs(tmp_path, reference) < 1e-3
 

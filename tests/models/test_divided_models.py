@@ -15,7 +15,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
-from tests.models.any_model import save_tiny
+from tests.models.any_model import save_tiny, tiny_model
 from tests.models.divided_model import compare_divided
 
 
@@ -33,13 +33,13 @@ from tests.models.divided_model import compare_divided
     ],
 )
 def test_logits_of_ranks_equal_transformers(kind: str, ranks: int, tmp_path: Path) -> None:
-    verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), ranks)
+    verdict = compare_divided(tmp_path, tiny_model(kind, tmp_path), ranks)
     assert verdict.outcome == "equal", verdict.detail
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("qwen3_moe", 2), ("gpt_oss", 4)])
 def test_ranks_with_whole_experts_equal_transformers(kind: str, ranks: int, tmp_path: Path) -> None:
-    verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), ranks, expert_parallel=True)
+    verdict = compare_divided(tmp_path, tiny_model(kind, tmp_path), ranks, expert_parallel=True)
     assert verdict.outcome == "equal", verdict.detail
 
 

@@ -33,7 +33,7 @@ from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP12
 from tests.kernels.gpus import GPUS
-from tests.models.any_model import MAX_LEN, compare, prompts, save_tiny, tiny_config
+from tests.models.any_model import MAX_LEN, compare, prompts, save_tiny, tiny_config, tiny_model
 from tests.models.paged_driver import PagedDriver
 
 # Dense with norms of every kind and place, scaled logits and residuals, partial rotary, parallel blocks,
@@ -215,7 +215,7 @@ def test_no_keys_are_kept_where_no_request_is_longer_than_an_indexer_may_choose(
 
 def test_a_model_that_sees_images_answers_to_text(tmp_path: Path) -> None:
     """Llama 4's folders have weights for images, which a model of text alone has no use for."""
-    reference = save_tiny("llama4_text", tmp_path / "text")
+    reference = tiny_model("llama4_text", tmp_path / "text")
     eyes = Llama4VisionConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
         vision_output_dim=64, projector_input_dim=64, projector_output_dim=64, image_size=28,
@@ -280,7 +280,7 @@ def test_no_more_positions_than_the_model_has(tmp_path: Path) -> None:
 )
 def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path: Path) -> None:
     """On a GPU by Triton, and in CUDA graphs where the model's code allows it."""
-    reference = save_tiny(kind, tmp_path)
+    reference = tiny_model(kind, tmp_path)
     prompts = [
         [3 + (11 * at + 5 * which) % 90 for at in range(size)] for which, size in enumerate((40, 1, 23))
     ]
@@ -291,6 +291,7 @@ def test_greedy_tokens_through_the_engine_equal_transformers(kind: str, tmp_path
             max_num_batched_tokens=32,
             max_num_seqs=4,
             num_gpu_blocks_override=64,
+            swap_space=0,
         )
     )
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)

@@ -23,7 +23,7 @@ from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import FP32
 from quire.kernels.gpu import NO_GPU
-from tests.models.any_model import compare, save_tiny
+from tests.models.any_model import compare, save_tiny, tiny_model
 from tests.models.divided_model import compare_divided
 
 LATENT = CacheSpec(1, 24, latent=16)  # of 16 numbers, and 8 that are rotated
@@ -62,7 +62,7 @@ def test_each_rank_has_all_latents_and_its_heads(tmp_path: Path) -> None:
     """By a plan that divides queries; and by one that does not, as DeepSeek-V3's."""
     for kind in ("minicpm3", "deepseek_v3"):
         folder = tmp_path / kind
-        verdict = compare_divided(folder, save_tiny(kind, folder), 2)
+        verdict = compare_divided(folder, tiny_model(kind, folder), 2)
         assert verdict.outcome == "equal", verdict.detail
         part = read_model(folder).of_rank(2)
         assert set(part.cache_specs) == {LATENT} and {each.heads for each in part.attention} == {2}
@@ -70,7 +70,7 @@ def test_each_rank_has_all_latents_and_its_heads(tmp_path: Path) -> None:
 
 def test_ranks_keep_a_latent_that_is_more_than_their_own_heads_would(tmp_path: Path) -> None:
     """72 numbers, where keys and values would be 128 of four heads, and 64 of two."""
-    verdict = compare_divided(tmp_path, save_tiny("minicpm3", tmp_path, kv_lora_rank=64), 2)
+    verdict = compare_divided(tmp_path, tiny_model("minicpm3", tmp_path, kv_lora_rank=64), 2)
     assert verdict.outcome == "equal", verdict.detail
     assert set(read_model(tmp_path).of_rank(2).cache_specs) == {CacheSpec(1, 72, latent=64)}
 
@@ -120,7 +120,7 @@ def test_only_what_is_proved_is_taken() -> None:
 def started(folder: Path, **settings: Any) -> EngineCore:
     config = EngineConfig(
         model=str(folder), device="cpu", dtype="float32", block_size=4, max_num_seqs=6,
-        max_num_batched_tokens=32, **settings,
+        max_num_batched_tokens=32, **({"swap_space": 0} | settings),
     )  # fmt: skip
     return start_engine(config)[0]
 
@@ -158,7 +158,7 @@ def test_all_that_an_engine_does_with_blocks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks, prefix hits, forks and beams, and blocks that are swapped out: as with keys of each head."""
-    reference = save_tiny(kind, tmp_path)
+    reference = tiny_model(kind, tmp_path)
     kept = answers(tmp_path)
     with torch.inference_mode():
         whole = reference(torch.tensor([prompt(0) + kept[0]]), use_cache=False).logits[0]

@@ -18,7 +18,7 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.mxfp4_files import expand_mxfp4
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
+from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny, tiny_model
 from tests.models.divided_model import compare_divided
 from tests.models.paged_driver import PagedDriver
 
@@ -55,7 +55,7 @@ def pack(folder: Path, reference: Any) -> None:
 
 
 def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    reference = save_tiny("gpt_oss", tmp_path)
+    reference = tiny_model("gpt_oss", tmp_path)
     pack(tmp_path, reference)
     config = read_model(tmp_path)
     with caplog.at_level(logging.INFO, "quire.engine"):
@@ -70,7 +70,7 @@ def test_mxfp4_is_loaded_as_its_numbers(tmp_path: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
 def test_ranks_read_their_shares_of_mxfp4(whole_ones: bool, tmp_path: Path) -> None:
     """Of four each has 24 of 96 inputs, of which 32 have a scale."""
-    whole = save_tiny("gpt_oss", tmp_path, num_key_value_heads=4)
+    whole = tiny_model("gpt_oss", tmp_path, num_key_value_heads=4)
     pack(tmp_path, whole)
     verdict = compare_divided(tmp_path, whole, 4, expert_parallel=whole_ones)
     assert verdict.outcome == "equal", verdict.detail

@@ -11,7 +11,7 @@ import torch
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, compare, difference, prompts, save_tiny
+from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, compare, difference, prompts, tiny_model
 from tests.models.paged_driver import PagedDriver
 
 LONG: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_sequences_beyond_it_do_not_depend_on_those_beside_them(
     kind: str, rope: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All are turned by the factors of long ones, as transformers turns those that are long."""
-    reference = save_tiny(kind, tmp_path, **trained(kind, rope, 32))
+    reference = tiny_model(kind, tmp_path, **trained(kind, rope, 32))
     parameters = reference.config.rope_parameters
     for each in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         if "original_max_position_embeddings" in each:

@@ -29,7 +29,7 @@ from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import BF16, FP32
 from quire.kernels.formats.state_spec import LayerStates, StateSpec
 from quire.kernels.recurrence.operations import REFERENCES
-from tests.models.any_model import compare, save_tiny
+from tests.models.any_model import compare, save_tiny, tiny_model
 from tests.models.divided_model import compare_divided
 
 # Delta rules, a convolution alone, Mamba's three kinds, states beside attention in a layer, layers that keep
@@ -101,14 +101,16 @@ def test_states_that_sum_up_stay_in_float32_whatever_the_model_computes_in(tmp_p
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h", "olmo_hybrid", "kimi_linear"])
 def test_logits_of_ranks_equal_transformers(kind: str, tmp_path: Path) -> None:
     """All have whole states; of attention, experts and products each has a share."""
-    verdict = compare_divided(tmp_path, save_tiny(kind, tmp_path), 2)
+    verdict = compare_divided(tmp_path, tiny_model(kind, tmp_path), 2)
     assert verdict.outcome == "equal", verdict.detail
 
 
 def test_all_that_a_model_of_states_alone_keeps_is_one_block_of_a_sequence(tmp_path: Path) -> None:
     save_tiny("mamba2", tmp_path)
     core, info = start_engine(
-        EngineConfig(model=str(tmp_path), device="cpu", block_size=16, num_gpu_blocks_override=40)
+        EngineConfig(
+            model=str(tmp_path), device="cpu", block_size=16, num_gpu_blocks_override=40, swap_space=0
+        )
     )
     assert info.max_model_len > 100_000 and not info.keeps_all and info.group_windows == (STATE_WINDOW,)
     answers = []
@@ -128,7 +130,9 @@ def test_all_that_a_model_of_states_alone_keeps_is_one_block_of_a_sequence(tmp_p
 def test_steps_of_nobody_leave_states_alone(tmp_path: Path) -> None:
     """Of latents beside states they tell of more tokens than there are."""
     save_tiny("kimi_linear", tmp_path)
-    core, _ = start_engine(EngineConfig(model=str(tmp_path), device="cpu", num_gpu_blocks_override=8))
+    core, _ = start_engine(
+        EngineConfig(model=str(tmp_path), device="cpu", num_gpu_blocks_override=8, swap_space=0)
+    )
     assert isinstance(core.runner, ModelRunner) and core.runner.cache.states is not None
     core.runner.cache.blocks.fill_(0)
     for each in core.runner.cache.states.layers:
