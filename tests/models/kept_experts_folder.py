@@ -17,7 +17,7 @@ from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
 from tests.models import kept_folder, test_fours
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, save_tiny
+from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, tiny_model
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import save_packed
 from tests.models.paged_driver import PagedDriver
@@ -38,7 +38,7 @@ LAYERS = {"glm4_moe": 3, "deepseek_v3": 3}  # that have experts, of four
 
 def save_mxfp4(folder: Path) -> Path:
     """Save a model whose lines of 128 inputs are not full, neither whole nor divided among two ranks."""
-    pack(folder, save_tiny("gpt_oss", folder, intermediate_size=192))
+    pack(folder, tiny_model("gpt_oss", folder, intermediate_size=192))
     return folder
 
 
