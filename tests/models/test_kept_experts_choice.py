@@ -170,6 +170,21 @@ def test_what_kernels_do_not_compute_after_all_is_refused(
         load(folder)
 
 
+def test_what_the_models_own_code_rounds_in_bf16_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are compared with what it computes in fp32."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    own = GptOssExperts._apply_gate
+
+    def rounded(module: Any, both: Tensor) -> Tensor:
+        return own(module, both) * (1.02 if both.dtype == torch.bfloat16 else 1.0)
+
+    monkeypatch.setattr(GptOssExperts, "_apply_gate", rounded)
+    assert len(experts_in(load(save("mxfp4", tmp_path), dtype=torch.bfloat16)[0])) == 4
+
+
 def test_scales_that_kernels_do_not_multiply_by_are_refused_by_name(tmp_path: Path) -> None:
     folder = save("mxfp4", tmp_path)
     name = "model.layers.1.mlp.experts.down_proj"
