@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
+from quire.engine.models.general.naming import Named, names_in
 from quire.engine.models.kept_weights import Stored, fused
 from quire.engine.models.mxfp4_files import Mxfp4Matrix, Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
@@ -78,7 +71,7 @@ def sources_of(
 
 
 def _sources(
-    names: Mapping[str, tuple[str, str | None]],
+    names: Mapping[str, Named],
     model: Any,
     slices: Mapping[str, Any],
     mapping: list[Any],
@@ -110,25 +103,6 @@ def _sources(
         source = _merged(keys, converter, slices, list(known[name].shape), modules[name], device)
         if source is not None:
             found[name] = source
-    return found
-
-
-def names_in(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> dict[str, tuple[str, str | None]]:
-    """Return what a model calls the tensors that it has of files, in the order of layers and experts.
-
-    With each the pattern of the conversion that makes it of several.
-    """
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    known, prefix = model.state_dict(), model.base_model_prefix
-    ours = deepcopy((renamings, converters))  # they note what they have seen
-    found = {}
-    for key in sorted(slices, key=dot_natural_key):
-        name, pattern = rename_source_key(key, *ours, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
-        if name in known:
-            found[key] = name, pattern
     return found
 
 

@@ -20,8 +20,9 @@ from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, matrices_of
 from quire.engine.models.general.expert_proof import is_computed
-from quire.engine.models.general.expert_sources import names_in, stored_experts
+from quire.engine.models.general.expert_sources import stored_experts
 from quire.engine.models.general.loading import expanded_slices
+from quire.engine.models.general.naming import names_in
 from quire.engine.models.kept_weights import (
     ADAPTED,
     Keep,
