@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
-from quire.engine.models.mxfp4_files import FOURS, MXFP4_FORMAT, POWERS, codes_of
+from quire.engine.models.mxfp4_files import MXFP4_FORMAT, POWERS, codes_of
 from quire.engine.models.weight_files import listed
 from quire.engine.parallel.share import Range
-from quire.kernels.quantised.weight import Numbers, WeightFormat
+from quire.kernels.quantised.weight import FOURS, Numbers, WeightFormat
 
 _OF_ACTIVATIONS = ("input_global_scale", "input_scale")
 _BYTES, _FLOATS, _ALL = "U8", "F8_E4M3", "F32"  # as safetensors names them
