@@ -187,7 +187,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
-    backend = triton_backend() if device.type == "cuda" else torch_backend()
+    backend = triton_backend(gpu) if device.type == "cuda" else torch_backend()
     keep = keep_by_flags(config, folders.base, whole, dtype, supported(backend, whole))
     _refuse_too_large(config, folders.base, whole, dtype, kv_format, device, keep)
     return _Chosen(

@@ -16,14 +16,16 @@ from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
 from quire.engine.models.general import kept_experts
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.kept_weights import Kept
+from quire.engine.models.mxfp4_files import MXFP4_FORMAT
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.experts.quantised import takes
 from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.gpu import KNOWN, Gpu
 from tests.models import float8_folder, kept_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
 from tests.models.float8_folder import save_quantised
@@ -266,6 +268,13 @@ def test_none_are_kept_on_a_cpu_or_where_all_are_to_be_expanded(tmp_path: Path) 
         (kept_of(folder, quantized_weights="expand"), "--quantized-weights is expand"),
     ):
         assert not kept.formats and why in kept.reasons.values()
+
+
+def test_none_are_kept_on_a_gpu_that_kernels_do_not_run_on() -> None:
+    """There each step would expand all of them."""
+    older = Gpu("T4", (7, 5), 65536, 40)
+    assert not triton_backend(older).keeps_experts(MXFP4_FORMAT, torch.bfloat16)
+    assert all(triton_backend(gpu).keeps_experts(MXFP4_FORMAT, torch.bfloat16) for gpu in KNOWN.values())
 
 
 @pytest.mark.parametrize(
