@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder, supported
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
@@ -81,6 +82,10 @@ def load(
     folder: Path, backend: Any = KEEPING, dtype: torch.dtype = torch.float32, **given: Any
 ) -> tuple[GeneralModel, int]:
     config = given.pop("config", None) or read_model(folder, "transformers")
+    if asked := given.pop("quantized_weights", None):
+        supports, dummy = supported(backend, config), given.get("load_format") == "dummy"
+        keep = keep_in_folder(folder, config, dtype, supports, dummy=dummy, quantized_weights=asked)
+        given["kept"] = keep(config)
     model, num_bytes = load_model(
         folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given
     )

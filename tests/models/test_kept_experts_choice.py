@@ -152,6 +152,36 @@ def test_experts_that_kernels_would_compute_otherwise_are_expanded(
     assert not experts_in(model) and len(expanded_in(model)) == 4
 
 
+def test_layers_that_are_alike_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parts of the model are asked for."""
+    folder, looked = save("gptq of qwen3_moe", tmp_path), []
+    is_computed = kept_experts.is_computed
+    monkeypatch.setattr(
+        kept_experts, "is_computed", lambda *given: looked.append(given) or is_computed(*given)
+    )
+    model = read_model(folder, "transformers")
+    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
+    assert all(len(keep(model.of_rank(ranks)).formats) == 8 for ranks in (1, 2))
+    assert len(looked) == 1
+
+
+def test_a_start_reads_once_what_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which weights it keeps it asks no more where it loads them."""
+    folder, asked = save("gptq of qwen3_moe", tmp_path), []
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
+    stored_experts = kept_experts.stored_experts
+    monkeypatch.setattr(
+        kept_experts, "stored_experts", lambda *given: asked.append(given) or stored_experts(*given)
+    )
+    start_engine(
+        EngineConfig(
+            model=str(folder), model_impl="transformers", device="cpu", dtype="bfloat16", max_model_len=64,
+            num_gpu_blocks_override=20, preemption_mode="recompute",
+        )
+    )  # fmt: skip
+    assert len(asked) == 1
+
+
 def test_a_stand_in_shows_rows_that_are_in_another_order(tmp_path: Path) -> None:
     folder = save("mxfp4", tmp_path)
     keep = keep_in_folder(folder, read_model(folder), torch.bfloat16, takes)
