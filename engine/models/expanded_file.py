@@ -61,9 +61,9 @@ def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
     return ranges + [(0, size) for size in shape[len(ranges) :]]
 
 
-def rows_at_once(columns: int) -> int:
+def rows_at_once(columns: int, piece: int = _PIECE) -> int:
     """Return how many rows of so many numbers are expanded at once: at least one."""
-    return max(_PIECE // max(columns, 1), 1)
+    return max(piece // max(columns, 1), 1)
 
 
 def surely_finite(numbers: Numbers, dtype: torch.dtype) -> bool:
