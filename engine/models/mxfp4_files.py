@@ -99,14 +99,19 @@ class Mxfp4Matrix:
         """Read a part as it can be kept, whose inputs begin and end with blocks."""
         begin, end = (each // IN_A_BLOCK for each in inputs)
         part = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
-        return Numbers(
-            codes_of(self._read(self.stack.blocks[part][0])), self._read(self.stack.scales[part][0])
-        )
+        scales = self.stack.scales[part][0]
+        codes = codes_of(self._read(self.stack.blocks[part][0]))
+        return Numbers(codes, self._read(scales), most_exponent=most_of(scales))
 
     def _read(self, mapped: Tensor) -> Tensor:
         place = torch.empty(mapped.shape, dtype=mapped.dtype, device=self.device)
         self.copy(place, mapped)
         return place
+
+
+def most_of(exponents: Tensor) -> int:
+    """Return the largest of exponents on a CPU."""
+    return int(exponents.max()) if exponents.numel() else 0
 
 
 def codes_of(pairs: Tensor) -> Tensor:

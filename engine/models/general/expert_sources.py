@@ -53,7 +53,7 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     """
     names = names_in(model, slices, mapping)
     device = torch.device("cpu")
-    sources = _sources(names, model, slices, mapping, device, copies_to(device))
+    sources = _sources(names, model, slices, mapping, device, copies_to(device), {})
     of_experts = {name for source in sources.values() for name in source.names}
     stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
     for name in names.keys() - of_experts:
@@ -63,11 +63,19 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
 
 
 def sources_of(
-    model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
+    model: Any,
+    slices: Mapping[str, Any],
+    mapping: list[Any],
+    device: torch.device,
+    formats: Mapping[str, WeightFormat],
 ) -> dict[str, Source]:
-    """Return what makes the weights of experts that files have in few bits, to be read to a device."""
-    names = names_in(model, slices, mapping)
-    return _sources(names, model, slices, mapping, device, copies_to(device))
+    """Return what makes the weights of experts that are kept in these formats, to be read to a device.
+
+    formats: by the names of parameters, as `stored_experts` told them: files are not asked again.
+    """
+    every = names_in(model, slices, mapping)
+    names = {key: (name, pattern) for key, (name, pattern) in every.items() if name in formats}
+    return _sources(names, model, slices, mapping, device, copies_to(device), formats)
 
 
 def _sources(
@@ -77,6 +85,7 @@ def _sources(
     mapping: list[Any],
     device: torch.device,
     copy: Copy,
+    formats: Mapping[str, WeightFormat],
 ) -> dict[str, Source]:
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
@@ -100,7 +109,9 @@ def _sources(
             found[name] = Source((key,), str(slices[key].kept_format))
     for name, keys in merged.items():
         converter = by_pattern[next(iter(keys))]
-        source = _merged(keys, converter, slices, list(known[name].shape), modules[name], device)
+        source = _merged(
+            keys, converter, slices, list(known[name].shape), modules[name], device, copy, formats.get(name)
+        )
         if source is not None:
             found[name] = source
     return found
@@ -133,10 +144,13 @@ def _merged(
     shape: list[int],
     module: Any,
     device: torch.device,
+    copy: Copy,
+    form: WeightFormat | None,
 ) -> Source | None:
     """Return what a matrix for each expert makes; None if none is in few bits.
 
-    keys: of tensors, in the order of experts, by the pattern of the conversion.
+    keys: of tensors, in the order of experts, by the pattern of the conversion. form: None, if files are yet
+    to tell how it can be kept.
     """
     patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
     names = tuple(key for pattern in patterns for key in keys[pattern])
@@ -150,9 +164,13 @@ def _merged(
     fit = all(len(keys[pattern]) == count for pattern in patterns)
     if len(patterns) > 2 or not fit or any(slices[name].get_shape() != wanted for name in names):
         return Source(names, _MISSHAPEN)
-    forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
-    form = fused(forms, inputs)
-    if isinstance(form, str):
-        return Source(names, form)
+    if form is None:
+        forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
+        told = fused(forms, inputs)
+        if isinstance(told, str):
+            return Source(names, told)
+        form = told
     by_expert = zip(*(keys[pattern] for pattern in patterns), strict=True)
-    return Source(names, form, tuple(tuple(slices[name].on(device) for name in each) for each in by_expert))
+    return Source(
+        names, form, tuple(tuple(slices[name].on(device, copy) for name in each) for each in by_expert)
+    )
