@@ -144,3 +144,11 @@ def joined(ranks: list[GeneralModel], *, whole_ones: bool) -> list[list[Tensor]]
         halves = zip(*(each.chunk(2, 1) for each in ups), strict=True)
         found.append([torch.cat([part for half in halves for part in half], 1), torch.cat(downs, 2)])
     return found
+
+
+def same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> bool:
+    return len(ours) == len(theirs) > 0 and all(
+        torch.equal(mine, other)
+        for some, others in zip(ours, theirs, strict=True)
+        for mine, other in zip(some, others, strict=True)
+    )
