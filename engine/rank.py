@@ -39,7 +39,7 @@ from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_by_flags, supported
+from quire.engine.models.stored_weights import are_here, keep_by_flags, supported
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile, rehearse
@@ -160,7 +160,10 @@ def described_folders(config: EngineConfig, device: torch.device, report: Report
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """All that flags and the model's configuration decide, before a weight is read."""
+    """All that flags and the model's configuration decide, before a weight is read.
+
+    keep: None, if files are to tell which weights stay in few bits, and are not here yet.
+    """
 
     whole: ModelConfig
     part: ModelConfig
@@ -171,6 +174,7 @@ class _Chosen:
     limits: Limits
     backend: Backend
     with_graphs: bool
+    keep: Keep | None
 
 
 def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -> _Chosen:
@@ -187,7 +191,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
     max_num_batched_tokens = config.max_num_batched_tokens or max(
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
-    backend = triton_backend() if device.type == "cuda" else torch_backend()
+    backend = triton_backend(gpu) if device.type == "cuda" else torch_backend()
     keep = keep_by_flags(config, folders.base, whole, dtype, supported(backend, whole))
     _refuse_too_large(config, folders.base, whole, dtype, kv_format, device, keep)
     return _Chosen(
@@ -200,6 +204,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
         limits=Limits(config.max_num_seqs, max_num_batched_tokens, max_model_len),
         backend=backend,
         with_graphs=device.type == "cuda" and not config.enforce_eager,
+        keep=keep if config.load_format == "dummy" or are_here(folders.base) else None,
     )
 
 
@@ -226,18 +231,21 @@ def _load(
     report: Reporter,
 ) -> tuple[Model, int]:
     """Return the model and its weights' bytes; have the kernels that its graphs need compiled meanwhile."""
-    keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, supported(chosen.backend, chosen.whole))
-    # Before files were here config.json alone told what can be kept.
-    _refuse_too_large(config, folder, chosen.whole, chosen.dtype, chosen.kv_format, device, keep)
+    keep = chosen.keep
+    if keep is None:  # config.json alone told what can be kept
+        supports = supported(chosen.backend, chosen.whole)
+        keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, supports)
+        _refuse_too_large(config, folder, chosen.whole, chosen.dtype, chosen.kv_format, device, keep)
+    kept = keep(chosen.part)
     compiles = chosen.with_graphs and chosen.part.implementation == "native"
     kernels = report.phase("kernels", "kernels")
     with compiling_beside(kernels) if compiles else nullcontext():
         if compiles:
             kernels(0, 1)
             alone = None if ranks is None else ranks.alone()
-            held, formats = (chosen.block_size, chosen.kv_format), keep(chosen.part).formats
+            held = chosen.block_size, chosen.kv_format
             precompile(
-                chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, formats
+                chosen.part, chosen.backend, chosen.limits, *held, device, chosen.dtype, alone, kept.formats
             )
         return load_model(
             folder,
@@ -247,7 +255,7 @@ def _load(
             dtype=chosen.dtype,
             max_model_len=chosen.limits.max_model_len,
             load_format=config.load_format,
-            quantized_weights=config.quantized_weights,
+            kept=kept,
             seed=config.seed or 0,
             ranks=ranks,
             on_progress=report.phase("weights", "B"),

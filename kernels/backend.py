@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.attention.token_places import token_places, token_places_reference
 from quire.kernels.experts.quantised import takes
 from quire.kernels.experts.routing import route, route_reference
+from quire.kernels.gpu import Gpu
 from quire.kernels.linear.alone import (
     activated_linear,
     activated_linear_reference,
@@ -113,8 +114,11 @@ def torch_backend() -> Backend:
     return Backend()
 
 
-def triton_backend() -> Backend:
-    """Return the kernels, for a CUDA device."""
+def triton_backend(gpu: Gpu | None = None) -> Backend:
+    """Return the kernels, for a CUDA device; gpu: which, or None: one that all of them run on.
+
+    On a GPU that they do not run on no experts are kept in few bits: each step would expand all of them.
+    """
     return Backend(
         embed,
         rms_norm,
@@ -144,5 +148,5 @@ def triton_backend() -> Backend:
         narrow,
         KERNELS,
         keeps,
-        takes,
+        takes if gpu is None or gpu.has_kernels else keeps_none,
     )

@@ -21,6 +21,7 @@ from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
 from quire.kernels.backend import triton_backend
 from quire.kernels.formats.kv_format import SCALED, UNSCALED
+from quire.kernels.gpu import Gpu, gpu_of
 from quire.machine import Finding
 from quire.service.commands.advice import advise
 from quire.service.commands.progress import PhaseBars
@@ -68,18 +69,27 @@ def _on_gpus(config: EngineConfig, info: EngineInfo) -> list[tuple[str, str]]:
         return []
     folders = resolve_folders(config.model, config.lora)
     model = read_model(folders.base, config.model_impl, config.runner, folders.adapter, config.quantization)
-    return on_gpus(folders.base, model, info, config, torch.cuda.mem_get_info()[1])
+    gpu = gpu_of(torch.device("cuda"))
+    return on_gpus(folders.base, model, info, config, torch.cuda.mem_get_info()[1], gpu)
 
 
 def on_gpus(
-    folder: Path, model: ModelConfig, info: EngineInfo, config: EngineConfig, total: int
+    folder: Path,
+    model: ModelConfig,
+    info: EngineInfo,
+    config: EngineConfig,
+    total: int,
+    gpu: Gpu | None = None,
 ) -> list[tuple[str, str]]:
-    """Return a line for each number of GPUs, of `total` bytes each, that divides the model."""
+    """Return a line for each number of GPUs, of `total` bytes each, that divides the model.
+
+    gpu: of which kind; None: one that kernels run on.
+    """
     budget = int(total * config.gpu_memory_utilization) - RESERVE_BYTES
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
     whole_ones = config.enable_expert_parallel
-    keep = keep_by_flags(config, folder, model, dtype, supported(triton_backend(), model))
+    keep = keep_by_flags(config, folder, model, dtype, supported(triton_backend(gpu), model))
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",

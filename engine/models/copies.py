@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,27 @@ def copies_to(device: torch.device) -> Copy:
     It rounds to the place's type. On a GPU what it has copied is there for what its stream runs next.
     """
     return PinnedCopies().copy if device.type == "cuda" else _fill
+
+
+class CopiedSlice:
+    """A tensor of a file as safetensors has its slices, of which any part is read to a device."""
+
+    def __init__(self, held: Any, device: torch.device, copy: Copy) -> None:
+        self._held, self._device, self._copy = held, device, copy
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self._held.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        dtype: str = self._held.get_dtype()
+        return dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        part = self._held[index]
+        place = torch.empty(part.shape, dtype=part.dtype, device=self._device)
+        self._copy(place, part)
+        return place
 
 
 class PinnedCopies:

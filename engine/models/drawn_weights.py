@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from quire.engine.models.expanded_file import rows_at_once
 from quire.engine.parallel.share import Share
-from quire.kernels.quantised.weight import Numbers, QuantisedWeight, WeightFormat, expand_numbers, quantise
+from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat, expand_numbers, quantise
 
 STD = 0.02
+# Numbers that are rounded at once, by kinds of devices: a GPU has some 25 launches for each piece.
+PIECES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
 def draw_rounded(
@@ -35,12 +39,14 @@ def draw_rounded(
         whole = share.of(whole)
     begin, end = share.ranges[0] if share is not None and share.dim == 1 else (0, inputs)
     of_groups = slice(begin // form.group, end // form.group) if form.group else slice(None)
-    step = rows_at_once(whole.shape[1])
+    step = rows_at_once(whole.shape[1], PIECES.get(weight.device.type, PIECES["cpu"]))
     for row in range(0, outputs, step):
         rows = slice(row, min(row + step, outputs))
         drawn = quantise(whole[rows].contiguous(), form)
         zeros = None if drawn.zeros is None else drawn.zeros[:, of_groups]
-        numbers = Numbers(drawn.codes[:, begin:end], drawn.scales[:, of_groups], zeros)
+        numbers = replace(
+            drawn, codes=drawn.codes[:, begin:end], scales=drawn.scales[:, of_groups], zeros=zeros
+        )
         if isinstance(weight, QuantisedWeight):
             weight.rows(rows.start, rows.stop).fill(numbers)
         else:

@@ -61,19 +61,19 @@ def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
     return ranges + [(0, size) for size in shape[len(ranges) :]]
 
 
-def rows_at_once(columns: int) -> int:
+def rows_at_once(columns: int, piece: int = _PIECE) -> int:
     """Return how many rows of so many numbers are expanded at once: at least one."""
-    return max(_PIECE // max(columns, 1), 1)
+    return max(piece // max(columns, 1), 1)
 
 
 def surely_finite(numbers: Numbers, dtype: torch.dtype) -> bool:
     """Tell whether all products of codes and scales are numbers of a dtype, whatever the codes' sizes."""
+    most, found = 15.0, [numbers.scales.float().abs().max()]
     if numbers.codes.is_floating_point():
-        most, any_code = torch.finfo(numbers.codes.dtype).max, bool(numbers.codes.float().isnan().any())
-    else:
-        most, any_code = 15.0, False
-    largest = float(numbers.scales.float().abs().max()) * most
-    return not any_code and largest <= torch.finfo(dtype).max  # nor if one is NaN
+        most = torch.finfo(numbers.codes.dtype).max
+        found.append(numbers.codes.float().isnan().any().float())
+    largest, *without = torch.stack(found).tolist()  # the host waits for the device once
+    return not any(without) and largest * most <= torch.finfo(dtype).max  # nor if one is NaN
 
 
 def round_once(expanded: Tensor, numbers: Tensor, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.engine.models.copies import CopiedSlice, Copy
 from quire.engine.models.expanded_file import (
     DTYPES,
     NAMES,
@@ -51,9 +52,14 @@ class Float8Tensor:
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
 
-    def on(self, device: torch.device) -> Float8Tensor:
-        """Return the same weight, to be read to a device."""
-        return replace(self, device=device)
+    def on(self, device: torch.device, copy: Copy) -> Float8Tensor:
+        """Return the same weight, to be read to a device by `copy`."""
+        return replace(
+            self,
+            device=device,
+            floats=CopiedSlice(self.floats, device, copy),
+            scales=CopiedSlice(self.scales, device, copy),
+        )
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read a range of each dimension. Raises ValueError for numbers that are none, or too large."""
@@ -97,7 +103,7 @@ class Float8Tensor:
         blocks = -(-rows // self.block.rows), -(-columns // self.block.columns)
         scales: Tensor = self.scales[...]
         if scales.dtype == torch.uint8:
-            scales = POWERS[scales.int()]
+            scales = POWERS.to(scales.device)[scales.int()]
         return scales.to(self.device, torch.float32).view(*stack, *blocks)
 
     def _expand(self, scales: Tensor, floats: Tensor, expanded: Tensor, row: int, column: int) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.engine.models.copies import CopiedSlice, Copy
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
-from quire.engine.models.mxfp4_files import FOURS, MXFP4_FORMAT, POWERS, codes_of
+from quire.engine.models.mxfp4_files import MXFP4_FORMAT, POWERS, codes_of, most_of
 from quire.engine.models.weight_files import listed
 from quire.engine.parallel.share import Range
-from quire.kernels.quantised.weight import Numbers, WeightFormat
+from quire.kernels.quantised.weight import FOURS, Numbers, WeightFormat
 
 _OF_ACTIVATIONS = ("input_global_scale", "input_scale")
 _BYTES, _FLOATS, _ALL = "U8", "F8_E4M3", "F32"  # as safetensors names them
@@ -76,9 +77,9 @@ class FoursTensor:
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
 
-    def on(self, device: torch.device) -> FoursTensor:
-        """Return the same weight, to be read to a device."""
-        return replace(self, device=device)
+    def on(self, device: torch.device, copy: Copy) -> FoursTensor:
+        """Return the same weight, of which what can be kept is read to a device, by `copy`."""
+        return replace(self, device=device, packed=CopiedSlice(self.packed, device, copy))
 
     @property
     def kept_format(self) -> WeightFormat | str:
@@ -91,8 +92,8 @@ class FoursTensor:
         """Read a part as it can be kept, whose inputs begin and end with blocks."""
         begin, end = inputs
         pairs = self.packed[slice(*outputs), begin // 2 : end // 2].to(self.device)
-        scales = self.scales[slice(*outputs), begin // self.block : end // self.block].to(self.device)
-        return Numbers(codes_of(pairs), scales)
+        scales = self.scales[slice(*outputs), begin // self.block : end // self.block]
+        return Numbers(codes_of(pairs), scales.to(self.device), most_exponent=most_of(scales))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""

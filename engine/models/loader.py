@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from quire.engine.config import QuantizedWeights
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import copies_to
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.expansion import expand_files, tell_expanded
 from quire.engine.models.filling import fill, holds
 from quire.engine.models.gpt2 import GPT2
-from quire.engine.models.kept_weights import as_asked, described, keep
+from quire.engine.models.kept_weights import Kept
 from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.rounded_files import ROUNDED_FORMAT
-from quire.engine.models.stored_weights import keep_in_folder, stored_in, supported
+from quire.engine.models.stored_weights import keep_in_folder, supported
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
@@ -63,7 +62,7 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int,
     load_format: Literal["auto", "dummy"] = "auto",
-    quantized_weights: QuantizedWeights = "keep",
+    kept: Kept | None = None,
     seed: int = 0,
     ranks: Ranks | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -71,8 +70,8 @@ def load_model(
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
     `ranks`: those that it is divided among, `config` being that of one of them; of the files only what this
-    rank holds is read. `on_progress` gets (done, total) bytes. `quantized_weights`: `keep` those that
-    `backend` multiplies by in few bits, or `expand` all.
+    rank holds is read. `on_progress` gets (done, total) bytes. `kept`: which weights stay in few bits;
+    None: all that `backend` multiplies by.
 
     `dummy` reads no files: normal noise, the same for a seed on a kind of device. Raises ValueError for a
     folder without safetensors, and for missing, unknown, mis-shaped or quantised tensors, by name.
@@ -82,20 +81,16 @@ def load_model(
     if config.adapter is not None and tells:
         made_for = config.adapter.made_for or "a model that it does not name"
         logger.info("%s, made for %s, is merged into weights of %s", config.adapter.folder, made_for, folder)
+    if kept is None:
+        keep = keep_in_folder(
+            Path(folder), config, dtype, supported(backend, config), dummy=load_format == "dummy"
+        )
+        kept = keep(config)
+    if config.quantised is not None and tells:
+        tell_expanded(config.quantised, dtype, kept)
     if config.implementation == "transformers":
         from quire.engine.models.general.causal import load_general  # transformers takes seconds to import
 
-        keep_experts = keep_in_folder(
-            Path(folder),
-            config,
-            dtype,
-            supported(backend, config),
-            dummy=load_format == "dummy",
-            quantized_weights=quantized_weights,
-        )
-        kept = keep_experts(config)
-        if config.quantised is not None and tells:
-            tell_expanded(config.quantised, dtype, kept)
         config.refuse_longer(max_model_len)
         return load_general(
             Path(folder),
@@ -111,10 +106,6 @@ def load_model(
     device = torch.device(device)
     opened = [] if load_format == "dummy" else [open_weights(path) for path in weight_files(Path(folder))]
     files = expand_files(opened, config.quantised, dtype, device)
-    stored = described(config) if load_format == "dummy" else stored_in(files, config)
-    kept = keep(config, as_asked(stored, quantized_weights), dtype, backend.keeps)
-    if config.quantised is not None and tells:
-        tell_expanded(config.quantised, dtype, kept)
     rounds = ROUNDED_FORMAT if weights_of(config.quantised) == ROUNDED else None
     weights = Weights(device, dtype, ranks, kept.formats, rounds)
     model = build_model(config, backend, weights, max_model_len)

@@ -18,13 +18,11 @@ from quire.engine.models.copies import Copy
 from quire.engine.models.expanded_file import NAMES, ranges_of
 from quire.engine.models.weight_files import listed
 from quire.engine.parallel.share import Range
-from quire.kernels.quantised.weight import Numbers, WeightFormat
+from quire.kernels.quantised.weight import BIAS, FOURS, Numbers, WeightFormat
 
 IN_A_BLOCK = 32
-_BIAS = 127  # of a scale
 _BLOCKS, _SCALES, _BYTES = "_blocks", "_scales", "U8"
-POWERS = torch.tensor([2.0 ** (scale - _BIAS) for scale in range(256)])  # by a byte; the last is none
-FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by three bits; the fourth is the sign
+POWERS = torch.tensor([2.0 ** (scale - BIAS) for scale in range(256)])  # by a byte; the last is none
 MXFP4_FORMAT = WeightFormat("float4", IN_A_BLOCK, False, torch.uint8)
 
 
@@ -67,7 +65,7 @@ class Mxfp4Tensor:
                 pairs.index_select(0, some.flatten().int()).view(held).view(*exponents.shape, IN_A_BLOCK)
             )
             numbers *= powers.index_select(0, exponents.flatten().int()).view_as(exponents)[..., None]
-            if max(FOURS) * 2.0 ** (int(exponents.max()) - _BIAS) > torch.finfo(self.dtype).max:
+            if max(FOURS) * 2.0 ** (int(exponents.max()) - BIAS) > torch.finfo(self.dtype).max:
                 self._refuse_infinite(numbers)
             whole.copy_(numbers.flatten(1)[:, first : first + len(whole)].T)
         return expanded.view(*blocks.shape[:-3], *expanded.shape[1:])
@@ -101,14 +99,19 @@ class Mxfp4Matrix:
         """Read a part as it can be kept, whose inputs begin and end with blocks."""
         begin, end = (each // IN_A_BLOCK for each in inputs)
         part = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
-        return Numbers(
-            codes_of(self._read(self.stack.blocks[part][0])), self._read(self.stack.scales[part][0])
-        )
+        scales = self.stack.scales[part][0]
+        codes = codes_of(self._read(self.stack.blocks[part][0]))
+        return Numbers(codes, self._read(scales), most_exponent=most_of(scales))
 
     def _read(self, mapped: Tensor) -> Tensor:
         place = torch.empty(mapped.shape, dtype=mapped.dtype, device=self.device)
         self.copy(place, mapped)
         return place
+
+
+def most_of(exponents: Tensor) -> int:
+    """Return the largest of exponents on a CPU."""
+    return int(exponents.max()) if exponents.numel() else 0
 
 
 def codes_of(pairs: Tensor) -> Tensor:

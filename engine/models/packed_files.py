@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.engine.models.copies import CopiedSlice, Copy
 from quire.engine.models.expanded_file import (
     DTYPES,
     NAMES,
@@ -80,9 +81,16 @@ class PackedTensor:
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
 
-    def on(self, device: torch.device) -> PackedTensor:
-        """Return the same weight, to be read to a device."""
-        return replace(self, device=device)
+    def on(self, device: torch.device, copy: Copy) -> PackedTensor:
+        """Return the same weight, to be read to a device by `copy`."""
+        layout: Any = self.layout  # a dataclass, whichever
+        parts = {each.name: getattr(layout, each.name) for each in fields(layout)}
+        copied = {
+            name: CopiedSlice(part, device, copy)
+            for name, part in parts.items()
+            if hasattr(part, "get_shape")
+        }
+        return replace(self, device=device, layout=replace(layout, **copied))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Read ranges of outputs and inputs. Raises ValueError for numbers that the dtype does not have."""

@@ -61,10 +61,17 @@ def keep_in_folder(
         from quire.engine.models.general.kept_experts import keep_experts_of  # transformers takes seconds
 
         opened = _opened(folder, dummy=dummy) if may_keep(model) else []
-        expand = quantized_weights == "expand"
-        return keep_experts_of(folder, model, dtype, supports, opened, expand=expand)
+        return keep_experts_of(folder, model, dtype, supports, opened, quantized_weights)
     stored = as_asked(_stored_in_folder(folder, model, dummy=dummy), quantized_weights)
     return partial(keep, stored=stored, dtype=dtype, supports=supports)
+
+
+def are_here(folder: Path) -> bool:
+    """Tell whether a folder has its files of weights, whose headers tell more than config.json."""
+    try:
+        return bool(weight_files(folder))
+    except ValueError:  # which is told where they are loaded
+        return False
 
 
 def supported(backend: Backend, model: ModelConfig) -> Supports:

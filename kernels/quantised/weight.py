@@ -8,6 +8,7 @@ of two (OCP Microscaling Formats 1.0, MXFP4).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -69,12 +70,13 @@ class Numbers:
 
     codes: float8_e4m3fn [outputs, inputs], or uint8 from 0 to 15. scales [outputs, groups]; of 4-bit floats
     exponents of two in uint8, less BIAS. zeros: zero points, uint8 [outputs, groups]; None: 8 for all
-    integers of 4 bits.
+    integers of 4 bits. most_exponent: which no scale of 4-bit floats is beyond, where the host knows one.
     """
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor | None = None
+    most_exponent: int | None = None
 
 
 class QuantisedWeight:
@@ -171,9 +173,12 @@ class QuantisedWeight:
             self.zeros.fill_(_MIDDLE) if numbers.zeros is None else self.zeros.copy_(numbers.zeros.T)
 
     def _fill_fours(self, numbers: Numbers) -> None:
-        if numbers.scales.numel() and int(numbers.scales.max()) > MOST_EXPONENT:
+        most = numbers.most_exponent
+        if most is None:
+            most = int(numbers.scales.max()) if numbers.scales.numel() else 0  # the host waits for the device
+        if most > MOST_EXPONENT:
             raise ValueError(
-                f"has a scale of 2^{int(numbers.scales.max()) - BIAS}; expected 2^{MOST_EXPONENT - BIAS} at "
+                f"has a scale of 2^{most - BIAS}; expected 2^{MOST_EXPONENT - BIAS} at "
                 "most of weights that are kept in 4 bits: give --quantized-weights expand"
             )
         beyond = lines_of(self.inputs) * LINE - self.inputs
@@ -237,10 +242,16 @@ def _fours(grouped: Tensor) -> Numbers:
     largest = grouped.abs().amax(-1).clamp(min=2.0**-126)
     exponents = (largest.log2().floor() - 2 + BIAS).clamp(0, MOST_EXPONENT)
     scaled = grouped / (exponents - BIAS).exp2()[:, :, None]
-    fours = torch.tensor(FOURS, device=grouped.device)
-    codes = torch.bucketize(scaled.abs(), (fours[1:] + fours[:-1]) / 2)
+    codes = torch.bucketize(scaled.abs(), _between_fours(grouped.device))
     codes += torch.signbit(scaled) * len(FOURS)
-    return Numbers(codes.to(torch.uint8).flatten(1), exponents.to(torch.uint8))
+    return Numbers(codes.to(torch.uint8).flatten(1), exponents.to(torch.uint8), most_exponent=MOST_EXPONENT)
+
+
+@cache
+def _between_fours(device: torch.device) -> Tensor:
+    """Return where the nearest of two that are beside each other changes; a GPU is given them once."""
+    fours = torch.tensor(FOURS)
+    return ((fours[1:] + fours[:-1]) / 2).to(device)
 
 
 # The tensor cores' first operand of 16 rows and 16 columns has in a thread, of four that share a row, two

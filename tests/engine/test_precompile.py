@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import triton
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from quire.engine.config import EngineConfig
 from quire.engine.device.limits import Limits
@@ -26,7 +28,7 @@ from quire.engine.models.native_config import read_native
 from quire.engine.precompile import precompile, rehearse
 from quire.engine.startup import start_engine
 from quire.kernels.backend import Backend, torch_backend, triton_backend
-from quire.kernels.compiling import compiling_beside
+from quire.kernels.compiling import ZerosForNothing, compiling_beside
 from quire.kernels.formats.kv_format import FP32, UNSCALED
 from quire.kernels.linear.linear import Linear
 from quire.kernels.linear.operations import Hidden
@@ -163,10 +165,23 @@ def test_its_model_is_gone_afterwards(
         gc.enable()
 
 
+class OnThisThread(Executor):
+    """What steps run on where they are launched, as those of a GPU are."""
+
+    def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*given, **named))
+        return done
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_a_loaded_model_is_as_it_was_behind_a_rehearsal(
-    name: str, model_folder: Callable[[str], Path]
+    name: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its steps find zeros where nothing is written, and leave nothing of that behind."""
+    monkeypatch.setattr(
+        "quire.engine.device.streams.ThreadPoolExecutor", lambda *given, **named: OnThisThread()
+    )
     core, info = start_engine(
         EngineConfig(
             model=str(model_folder(name)),
@@ -189,5 +204,14 @@ def test_a_loaded_model_is_as_it_was_behind_a_rehearsal(
         return tokens
 
     before = answer(1)
+    forward, modes = core.runner.model.forward, []
+
+    def noted(*given: Any) -> Tensor:
+        modes.append(type(_get_current_dispatch_mode()))
+        return forward(*given)
+
+    monkeypatch.setattr(core.runner.model, "forward", noted)
     rehearse(core.runner)
+    assert set(modes) == {ZerosForNothing}
     assert answer(2) == before
+    assert modes[-1] is type(None)

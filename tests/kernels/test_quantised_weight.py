@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -135,6 +137,14 @@ def test_scales_that_kernels_do_not_have_are_refused():
     numbers = Numbers(torch.zeros(1, 32, dtype=torch.uint8), torch.tensor([[129]]).byte())
     with pytest.raises(ValueError, match=r"has a scale of 2\^2; expected 2\^1 at most .* expand"):
         weight_of(FOURS, numbers)
+
+
+def test_scales_are_not_looked_at_where_the_largest_is_known():
+    """A host would wait for the device: of one without numbers it would never have any."""
+    drawn = quantise(torch.empty(4, 256, device="meta"), FOURS)
+    QuantisedWeight.empty(FOURS, 4, 256, torch.device("meta")).fill(drawn)
+    with pytest.raises(ValueError, match=r"has a scale of 2\^2; expected 2\^1 at most"):
+        QuantisedWeight.empty(FOURS, 4, 256, torch.device("meta")).fill(replace(drawn, most_exponent=129))
 
 
 def test_inputs_that_do_not_fit_are_refused():

@@ -13,11 +13,12 @@ from torch import Tensor
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
+from quire.engine.models.stored_weights import keep_in_folder, supported
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
 from tests.models import kept_folder, test_fours
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, save_tiny
+from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, tiny_model
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import save_packed
 from tests.models.paged_driver import PagedDriver
@@ -38,7 +39,7 @@ LAYERS = {"glm4_moe": 3, "deepseek_v3": 3}  # that have experts, of four
 
 def save_mxfp4(folder: Path) -> Path:
     """Save a model whose lines of 128 inputs are not full, neither whole nor divided among two ranks."""
-    pack(folder, save_tiny("gpt_oss", folder, intermediate_size=192))
+    pack(folder, tiny_model("gpt_oss", folder, intermediate_size=192))
     return folder
 
 
@@ -81,6 +82,10 @@ def load(
     folder: Path, backend: Any = KEEPING, dtype: torch.dtype = torch.float32, **given: Any
 ) -> tuple[GeneralModel, int]:
     config = given.pop("config", None) or read_model(folder, "transformers")
+    if asked := given.pop("quantized_weights", None):
+        supports, dummy = supported(backend, config), given.get("load_format") == "dummy"
+        keep = keep_in_folder(folder, config, dtype, supports, dummy=dummy, quantized_weights=asked)
+        given["kept"] = keep(config)
     model, num_bytes = load_model(
         folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given
     )
@@ -139,3 +144,11 @@ def joined(ranks: list[GeneralModel], *, whole_ones: bool) -> list[list[Tensor]]
         halves = zip(*(each.chunk(2, 1) for each in ups), strict=True)
         found.append([torch.cat([part for half in halves for part in half], 1), torch.cat(downs, 2)])
     return found
+
+
+def same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> bool:
+    return len(ours) == len(theirs) > 0 and all(
+        torch.equal(mine, other)
+        for some, others in zip(ours, theirs, strict=True)
+        for mine, other in zip(some, others, strict=True)
+    )

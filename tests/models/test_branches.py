@@ -29,7 +29,7 @@ from quire.kernels.formats.kv_format import FP32
 from quire.kernels.linear.alone import add_normed_linear_reference
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
 from quire.kernels.recurrence.operations import REFERENCES
-from tests.models.any_model import save_tiny
+from tests.models.any_model import save_tiny, tiny_model
 from tests.models.launches_of_step import launches_of_decode
 from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.test_fusion import load, load_saved
@@ -76,7 +76,7 @@ def raises(*given: Any) -> Tensor:
     ],
 )
 def test_what_kernels_give_otherwise_is_left_to_its_own_code(wrong: dict[str, Any], tmp_path: Path) -> None:
-    reference = save_tiny("qwen3_5_text", tmp_path)
+    reference = tiny_model("qwen3_5_text", tmp_path)
     model = load_saved(tmp_path, backend=replace(torch_backend(), **wrong))
     forwards = {type(module.forward) for module in model.fusion.modules}
     assert model.fusion.decoder is None and {NormModule, GatedModule} <= forwards and HandedOn not in forwards

@@ -47,6 +47,24 @@ def test_kept_experts_stand_for_the_numbers_that_they_would_be(form: str, tmp_pa
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_codes_come_to_a_device_as_other_weights_do(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a GPU through pinned memory."""
+    copied: list[int] = []
+
+    def copy(place: Tensor, x: Tensor) -> None:
+        copied.append(place.copy_(x).nbytes)
+
+    monkeypatch.setattr("quire.engine.models.general.expert_sources.copies_to", lambda device: copy)
+    weights = [
+        each for found in experts_in(load(save(form, tmp_path))[0]) for each in (found.gate_up, found.down)
+    ]
+    codes = sum(math.prod(each.shape) // (1 if each.format.codes == "float8" else 2) for each in weights)
+    assert sum(copied) >= codes > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither whole nor in part, in host memory or on the device; what is no expert's is."""
     folder = save(form, tmp_path)

@@ -1,8 +1,9 @@
-"""Which experts' weights stay in few bits, what a start says of them, and what counts their bytes."""
+"""Which experts' weights stay in few bits, and what a start says of them."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.doctor import _size, describe, on_gpus
 from quire.engine.config import EngineConfig
-from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
-from quire.engine.models.general import kept_experts
-from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.kept_weights import Kept
+from quire.engine.models.mxfp4_files import MXFP4_FORMAT
+from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
-from quire.engine.parallel.fit import fits, weight_bytes
-from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.experts.quantised import takes
-from quire.kernels.formats.kv_format import UNSCALED
+from quire.kernels.gpu import KNOWN, Gpu
 from tests.models import float8_folder, kept_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
 from tests.models.float8_folder import save_quantised
 from tests.models.kept_experts_folder import (
-    FORMS,
     KEEPING,
     OF_EXPERTS,
     expanded_in,
     experts_in,
     generate,
-    joined,
-    kept_in,
     load,
-    load_ranks,
+    same,
     save,
 )
 from tests.models.kept_folder import edit
@@ -111,14 +105,6 @@ def test_others_are_expanded_and_a_start_says_why(
     assert same(expanded_in(ours), expanded_in(other))
 
 
-def same(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> bool:
-    return len(ours) == len(theirs) > 0 and all(
-        torch.equal(mine, other)
-        for some, others in zip(ours, theirs, strict=True)
-        for mine, other in zip(some, others, strict=True)
-    )
-
-
 def test_experts_beside_some_that_are_not_quantised_are_expanded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,39 +121,24 @@ def test_experts_beside_some_that_are_not_quantised_are_expanded(
     assert len(experts_in(model)) == 3 and same(expanded_in(model), expanded_in(whole)[2:3])
 
 
-def test_experts_that_kernels_would_compute_otherwise_are_expanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As a small stand-in for their module shows, before any weight is read."""
-    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+def test_a_start_reads_once_what_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which weights it keeps it asks no more where it loads them: of GPTQ's, which groups inputs are in."""
+    folder, asked = save("gptq of qwen3_moe", tmp_path), Counter[str]()
+    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
+    told = PackedTensor.kept_format.fget  # type: ignore[attr-defined]
 
-    folder = save("mxfp4", tmp_path)
-    own = GptOssExperts._apply_gate
-    monkeypatch.setattr(GptOssExperts, "_apply_gate", lambda module, both: own(module, both) * 1.1)
-    with caplog.at_level(logging.INFO, "quire.engine"):
-        model, _ = load(folder)
-    assert "no weights are kept in few bits: experts of a kind that kernels do not compute (8)" in caplog.text
-    assert not experts_in(model) and len(expanded_in(model)) == 4
+    def counted(tensor: PackedTensor) -> Any:
+        asked[tensor.name] += 1
+        return told(tensor)
 
-
-def test_a_stand_in_shows_rows_that_are_in_another_order(tmp_path: Path) -> None:
-    folder = save("mxfp4", tmp_path)
-    keep = keep_in_folder(folder, read_model(folder), torch.bfloat16, takes)
-    model = keep.keywords["model"]  # type: ignore[attr-defined]
-    module = model.model.layers[0].mlp.experts
-    forms = [*keep(read_model(folder)).formats.values()][:2]
-    assert kept_experts.is_computed(module, forms)
-    module._apply_gate = lambda both: both.chunk(2, dim=-1)[0]
-    assert not kept_experts.is_computed(module, forms)
-
-
-def test_what_kernels_do_not_compute_after_all_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save("mxfp4", tmp_path)
-    monkeypatch.setattr("quire.engine.models.general.expert_weights.are_computed", lambda *given: False)
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.experts: .*give --quantized-weights expand"):
-        load(folder)
+    monkeypatch.setattr(PackedTensor, "kept_format", property(counted))
+    start_engine(
+        EngineConfig(
+            model=str(folder), model_impl="transformers", device="cpu", dtype="bfloat16", max_model_len=64,
+            num_gpu_blocks_override=20, preemption_mode="recompute",
+        )
+    )  # fmt: skip
+    assert len(asked) >= 24 and set(asked.values()) == {1}
 
 
 def test_scales_that_kernels_do_not_multiply_by_are_refused_by_name(tmp_path: Path) -> None:
@@ -192,28 +163,6 @@ def test_what_is_missing_is_told_by_name(name: str, tmp_path: Path) -> None:
     edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.pop(name)))
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.experts\..*"):
         load(folder)
-
-
-@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "gptq of qwen3_moe"])
-@pytest.mark.parametrize(("ranks", "whole_ones"), [(1, False), (2, False), (2, True)])
-def test_what_fits_counts_the_bits_that_are_kept(
-    form: str, ranks: int, whole_ones: bool, tmp_path: Path
-) -> None:
-    """By files, and by config.json where they are not here."""
-    folder = save(form, tmp_path)
-    model = read_model(folder, "transformers")
-    part = model.of_rank(ranks, expert_parallel=whole_ones)
-    alone = None if ranks == 1 else OneOfRanks(0, ranks)
-    loaded, num_bytes = load(folder, dtype=torch.bfloat16, config=part, ranks=alone)
-    assert len(experts_in(loaded)) == 4
-
-    def counted() -> int:
-        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps_experts)
-        return weight_bytes(folder, part, 2, keep)
-
-    assert counted() == num_bytes < weight_bytes(folder, part, 2)
-    (folder / "model.safetensors").unlink()
-    assert counted() == pytest.approx(num_bytes, rel=0.02)  # scales may have another dtype
 
 
 def test_a_width_that_ranks_divide_otherwise_is_kept_in_whole_experts(tmp_path: Path) -> None:
@@ -253,6 +202,13 @@ def test_none_are_kept_on_a_cpu_or_where_all_are_to_be_expanded(tmp_path: Path) 
         assert not kept.formats and why in kept.reasons.values()
 
 
+def test_none_are_kept_on_a_gpu_that_kernels_do_not_run_on() -> None:
+    """There each step would expand all of them."""
+    older = Gpu("T4", (7, 5), 65536, 40)
+    assert not triton_backend(older).keeps_experts(MXFP4_FORMAT, torch.bfloat16)
+    assert all(triton_backend(gpu).keeps_experts(MXFP4_FORMAT, torch.bfloat16) for gpu in KNOWN.values())
+
+
 @pytest.mark.parametrize(
     ("form", "module", "size", "kept"),
     [
@@ -279,91 +235,3 @@ def test_experts_that_an_adapter_changes_are_expanded(
     assert list(here.reasons.values()).count("an adapter is merged into them") == 2 * (4 - kept)
     (folder / "model.safetensors").unlink()
     assert kept_of(folder, config=adapted).formats.keys() == here.formats.keys()
-
-
-def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save("mxfp4", tmp_path)
-    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
-
-    def started(**asked: Any) -> tuple[Any, dict[str, str]]:
-        config = EngineConfig(
-            model=str(folder), device="cpu", dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20,
-            preemption_mode="recompute", **asked,
-        )  # fmt: skip
-        info = start_engine(config)[1]
-        return info, dict(describe(info)) | dict(on_gpus(folder, read_model(folder), info, config, 8 << 30))
-
-    info, told = started()
-    num_bytes = load(folder, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, (4,))
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16, and those of experts in 4 bits"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
-    info, told = started(quantized_weights="expand")
-    num_bytes = load(folder, torch_backend(), dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, ())
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
-
-
-def test_a_start_has_room_for_what_is_kept_or_says_that_weights_need_not_be_expanded(tmp_path: Path) -> None:
-    folder = save("mxfp4", tmp_path)
-    model = read_model(folder)
-    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
-    room = weight_bytes(folder, model, 2, keep) + 1 + RESERVE_BYTES
-
-    def start(**asked: Any) -> None:
-        config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0, **asked)
-        own = keep_in_folder(folder, model, torch.bfloat16, takes, **asked)
-        refuse_too_large(config, folder, model, 2, UNSCALED[torch.bfloat16], room, own)
-
-    start()
-    with pytest.raises(ValueError, match=", leave out --quantized-weights expand, or raise"):
-        start(quantized_weights="expand")
-
-
-def test_a_start_and_the_doctor_know_that_whole_experts_take_less(tmp_path: Path) -> None:
-    """By columns four ranks expand them: the 48 inputs of each are no multiple of 32."""
-    folder = save("mxfp4", tmp_path)
-    model, held = read_model(folder), UNSCALED[torch.bfloat16]
-    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
-    taken = weight_bytes(folder, model.of_rank(4, expert_parallel=True), 2, keep)
-
-    def start(**asked: Any) -> None:
-        config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0, tensor_parallel_size=4, **asked)
-        refuse_too_large(config, folder, model, 2, held, taken + 1 + RESERVE_BYTES, keep)
-
-    start(enable_expert_parallel=True)
-    with pytest.raises(ValueError, match=", have experts whole by --enable-expert-parallel, or raise"):
-        start()
-    found = fits(folder, model, 2, held, 1 << 30, keep, expert_parallel=True)
-    assert [fit.weight_bytes for fit in found if fit.ranks == 4] == [taken]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_dummy_weights_of_experts_are_drawn_as_they_are_kept(form: str, tmp_path: Path) -> None:
-    folder = save(form, tmp_path)
-    given: dict[str, Any] = {"load_format": "dummy", "dtype": torch.bfloat16}
-    (model, num_bytes), (again, _), (other, _) = (load(folder, seed=seed, **given) for seed in (3, 3, 4))
-    read, expected = load(folder, dtype=torch.bfloat16)
-    assert len(experts_in(model)) == len(experts_in(read))
-    assert num_bytes == pytest.approx(expected, rel=0.02)  # scales may have another dtype
-    assert same(kept_in(model), kept_in(again)) and not same(kept_in(model), kept_in(other))
-    for gate_up, down, *_ in kept_in(model):
-        assert float(gate_up.std()) == pytest.approx(0.02, rel=0.1)
-        assert float(down.std()) == pytest.approx(0.02, rel=0.1)
-    for mine, theirs in zip(model._decoder.parameters(), again._decoder.parameters(), strict=True):
-        assert torch.equal(mine, theirs) and mine.isfinite().all()
-    if form == "mxfp4":
-        assert generate(load(folder, load_format="dummy")[0])[0]
-
-
-@pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])
-@pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe"])
-def test_ranks_draw_what_one_alone_does(form: str, whole_ones: bool, tmp_path: Path) -> None:
-    folder = save(form, tmp_path)
-    whole: GeneralModel = load(folder, load_format="dummy")[0]
-    ranks = load_ranks(folder, 2, whole_ones=whole_ones, load_format="dummy")
-    parts = joined(ranks, whole_ones=whole_ones)
-    assert same(parts, [each[:2] for each in kept_in(whole)])

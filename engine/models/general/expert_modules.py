@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ def bare_of(module: Any, device: torch.device) -> Experts | None:
         if torch.allclose(gated_reference(first, second, found), theirs, rtol=1e-5, atol=1e-5):
             return found
     return None
+
+
+def kind_of(module: Any) -> Hashable:
+    """Return what tells modules apart that compute otherwise: their class, and what `bare_of` finds."""
+    bare = bare_of(module, torch.device("cpu"))
+    if bare is None:
+        return None
+    layout = module.is_transposed, module.has_bias, bare.interleaved
+    return type(module), layout, bare.activation, bare.alpha, bare.limit
 
 
 def matrices_of(module: Any) -> dict[str, tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, bare_of
-from quire.engine.models.general.experts import computes
+from quire.engine.models.general.experts import computes_quantised
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
 from quire.kernels.experts.weights import Experts
 from quire.kernels.quantised.weight import LINE, QuantisedWeight, WeightFormat, quantise
@@ -29,7 +30,7 @@ def is_computed(module: Any, forms: Sequence[WeightFormat]) -> bool:
     bare = bare_of(module, device)
     if bare is None:
         return False
-    lines = max(LINE, *(form.group for form in forms))
+    lines = math.lcm(LINE, *(form.group for form in forms if form.group))
     hidden, inner = 2 * lines, lines
     generator = torch.Generator().manual_seed(3)
 
@@ -44,9 +45,12 @@ def is_computed(module: Any, forms: Sequence[WeightFormat]) -> bool:
 
 
 def are_computed(module: Any, found: QuantisedExperts, dtype: torch.dtype = torch.float32) -> bool:
-    """Tell whether kernels compute of the first few experts what the module's code does of their numbers."""
+    """Tell whether kernels compute of the first few experts what the module's code does of their numbers.
+
+    dtype: that kernels compute in; the code does so in fp32.
+    """
     few = _first(found, min(_FEW, found.count))
-    return computes(_stand_in(module, expand_experts(few, dtype)), few, dtype)
+    return computes_quantised(_stand_in(module, expand_experts(few, torch.float32)), few, dtype)
 
 
 def quantised_of(

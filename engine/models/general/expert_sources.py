@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from quire.engine.models.copies import Copy, copies_to
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
+from quire.engine.models.general.naming import Named, names_in
 from quire.engine.models.kept_weights import Stored, fused
 from quire.engine.models.mxfp4_files import Mxfp4Matrix, Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
@@ -60,7 +53,7 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
     """
     names = names_in(model, slices, mapping)
     device = torch.device("cpu")
-    sources = _sources(names, model, slices, mapping, device, copies_to(device))
+    sources = _sources(names, model, slices, mapping, device, copies_to(device), {})
     of_experts = {name for source in sources.values() for name in source.names}
     stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
     for name in names.keys() - of_experts:
@@ -70,20 +63,29 @@ def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) ->
 
 
 def sources_of(
-    model: Any, slices: Mapping[str, Any], mapping: list[Any], device: torch.device
+    model: Any,
+    slices: Mapping[str, Any],
+    mapping: list[Any],
+    device: torch.device,
+    formats: Mapping[str, WeightFormat],
 ) -> dict[str, Source]:
-    """Return what makes the weights of experts that files have in few bits, to be read to a device."""
-    names = names_in(model, slices, mapping)
-    return _sources(names, model, slices, mapping, device, copies_to(device))
+    """Return what makes the weights of experts that are kept in these formats, to be read to a device.
+
+    formats: by the names of parameters, as `stored_experts` told them: files are not asked again.
+    """
+    every = names_in(model, slices, mapping)
+    names = {key: (name, pattern) for key, (name, pattern) in every.items() if name in formats}
+    return _sources(names, model, slices, mapping, device, copies_to(device), formats)
 
 
 def _sources(
-    names: Mapping[str, tuple[str, str | None]],
+    names: Mapping[str, Named],
     model: Any,
     slices: Mapping[str, Any],
     mapping: list[Any],
     device: torch.device,
     copy: Copy,
+    formats: Mapping[str, WeightFormat],
 ) -> dict[str, Source]:
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
@@ -107,28 +109,11 @@ def _sources(
             found[name] = Source((key,), str(slices[key].kept_format))
     for name, keys in merged.items():
         converter = by_pattern[next(iter(keys))]
-        source = _merged(keys, converter, slices, list(known[name].shape), modules[name], device)
+        source = _merged(
+            keys, converter, slices, list(known[name].shape), modules[name], device, copy, formats.get(name)
+        )
         if source is not None:
             found[name] = source
-    return found
-
-
-def names_in(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> dict[str, tuple[str, str | None]]:
-    """Return what a model calls the tensors that it has of files, in the order of layers and experts.
-
-    With each the pattern of the conversion that makes it of several.
-    """
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    known, prefix = model.state_dict(), model.base_model_prefix
-    ours = deepcopy((renamings, converters))  # they note what they have seen
-    found = {}
-    for key in sorted(slices, key=dot_natural_key):
-        name, pattern = rename_source_key(key, *ours, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
-        if name in known:
-            found[key] = name, pattern
     return found
 
 
@@ -159,10 +144,13 @@ def _merged(
     shape: list[int],
     module: Any,
     device: torch.device,
+    copy: Copy,
+    form: WeightFormat | None,
 ) -> Source | None:
     """Return what a matrix for each expert makes; None if none is in few bits.
 
-    keys: of tensors, in the order of experts, by the pattern of the conversion.
+    keys: of tensors, in the order of experts, by the pattern of the conversion. form: None, if files are yet
+    to tell how it can be kept.
     """
     patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
     names = tuple(key for pattern in patterns for key in keys[pattern])
@@ -176,9 +164,13 @@ def _merged(
     fit = all(len(keys[pattern]) == count for pattern in patterns)
     if len(patterns) > 2 or not fit or any(slices[name].get_shape() != wanted for name in names):
         return Source(names, _MISSHAPEN)
-    forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
-    form = fused(forms, inputs)
-    if isinstance(form, str):
-        return Source(names, form)
+    if form is None:
+        forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
+        told = fused(forms, inputs)
+        if isinstance(told, str):
+            return Source(names, told)
+        form = told
     by_expert = zip(*(keys[pattern] for pattern in patterns), strict=True)
-    return Source(names, form, tuple(tuple(slices[name].on(device) for name in each) for each in by_expert))
+    return Source(
+        names, form, tuple(tuple(slices[name].on(device, copy) for name in each) for each in by_expert)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ class ExpertWeights:
         """Return those tensors of files that these are not made of. The model is as before `take`."""
         if not self.formats:
             return slices
-        sources = sources_of(model, slices, mapping, self._device)
+        sources = sources_of(model, slices, mapping, self._device, self.formats)
         self._sources = {name: sources[name] for name in self.formats}
         taken = {name for source in self._sources.values() for name in source.names}
         return {name: tensor for name, tensor in slices.items() if name not in taken}
@@ -171,7 +171,7 @@ def _halves(matrices: tuple[Matrix, ...], place: _Place) -> Iterator[Numbers]:
 
 def _every_other(numbers: Numbers, first: int) -> Numbers:
     zeros = None if numbers.zeros is None else numbers.zeros[first::2]
-    return Numbers(numbers.codes[first::2], numbers.scales[first::2], zeros)
+    return replace(numbers, codes=numbers.codes[first::2], scales=numbers.scales[first::2], zeros=zeros)
 
 
 def _fill(weight: QuantisedWeight, parts: Iterator[Numbers], name: str) -> None:

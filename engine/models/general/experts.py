@@ -49,19 +49,34 @@ def experts_of(module: Any) -> Experts | None:
     return replace(found, gate_up=weights[0], down=weights[1], gate_up_bias=biases[0], down_bias=biases[1])
 
 
-def computes(module: nn.Module, found: Experts | QuantisedExperts, dtype: torch.dtype | None = None) -> bool:
-    """Tell whether kernels give of experts what transformers' code does, which takes the module's weights.
+def computes(module: nn.Module, found: Experts) -> bool:
+    """Tell whether kernels give of experts what transformers' code does, which takes the module's weights."""
+    given = _asked(found, found.down.dtype, found.down.device)
+    return alike(_computed(*given, found), ALL_EXPERTS_FUNCTIONS["batched_mm"](module, *given))
 
-    dtype: of tokens; None: that of the weights.
+
+def computes_quantised(module: nn.Module, found: QuantisedExperts, dtype: torch.dtype) -> bool:
+    """Tell whether kernels give of tokens in a dtype what transformers' code gives of the same in fp32.
+
+    module: with the numbers in fp32 that the weights stand for. So kernels' own roundings alone are allowed
+    for, and not those of the module's code as well.
     """
-    weight = found.down if isinstance(found, Experts) else found.down.codes
-    device, dtype = weight.device, dtype or weight.dtype
+    x, index, weights = _asked(found, dtype, found.down.device)
+    each = zip(x.float().split(1), index.split(1), weights.float().split(1), strict=True)
+    # One token after the other: of each expert that it asks for a copy is made.
+    theirs = torch.cat([ALL_EXPERTS_FUNCTIONS["batched_mm"](module, *given) for given in each])
+    return alike(_computed(x, index, weights, found), theirs.to(dtype))
+
+
+def _asked(
+    found: Experts | QuantisedExperts, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, the experts that they ask for, and what these are multiplied by."""
     generator = torch.Generator(device).manual_seed(2)
     x = torch.randn(_TOKENS, found.hidden, device=device, generator=generator).to(dtype)
     index = torch.randint(found.count, (_TOKENS, _TOP), device=device, generator=generator)
-    weights = torch.rand(_TOKENS, _TOP, device=device, generator=generator).to(x.dtype)
-    theirs = ALL_EXPERTS_FUNCTIONS["batched_mm"](module, x, index, weights)
-    return alike(_computed(x, index, weights, found), theirs)
+    weights = torch.rand(_TOKENS, _TOP, device=device, generator=generator).to(dtype)
+    return x, index, weights
 
 
 def _computed(x: Tensor, index: Tensor, weights: Tensor, found: Experts | QuantisedExperts) -> Tensor:

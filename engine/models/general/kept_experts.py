@@ -12,22 +12,25 @@ from typing import Any
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from quire.engine.config import QuantizedWeights
 from quire.engine.models.adapter_tensors import read_changes
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.dry_run import auto_of, build
-from quire.engine.models.general.expert_modules import DOWN, GATE_UP, matrices_of
+from quire.engine.models.general.expert_modules import DOWN, GATE_UP, kind_of, matrices_of
 from quire.engine.models.general.expert_proof import is_computed
-from quire.engine.models.general.expert_sources import names_in, stored_experts
+from quire.engine.models.general.expert_sources import stored_experts
 from quire.engine.models.general.loading import expanded_slices
+from quire.engine.models.general.naming import names_in
 from quire.engine.models.kept_weights import (
     ADAPTED,
     Keep,
     Kept,
     Stored,
     Supports,
+    as_asked,
     described_format,
     fused,
     may_keep,
@@ -48,12 +51,11 @@ def keep_experts_of(
     dtype: torch.dtype,
     supports: Supports,
     files: list[Any],
-    *,
-    expand: bool,
+    quantized_weights: QuantizedWeights,
 ) -> Keep:
     """Return what chooses which weights of experts a rank keeps of a folder's model, by open files.
 
-    files: none, if they are not here, or not read: config.json tells. expand: none are kept.
+    files: none, if they are not here, or not read: config.json tells. Layers' code is looked at here, once.
     """
     if not may_keep(config):
         return lambda part: Kept(of=OF_EXPERTS)
@@ -68,8 +70,7 @@ def keep_experts_of(
         changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
         adapted = {name for name, form in stored.items() if name in changed and not isinstance(form, str)}
         stored = {**stored, **dict.fromkeys(adapted, ADAPTED)}
-    if expand:
-        stored = dict.fromkeys(stored, "--quantized-weights is expand")
+    stored = _proved(model, as_asked(stored, quantized_weights), dtype, supports)
     return partial(keep_experts, model=model, stored=stored, dtype=dtype, supports=supports)
 
 
@@ -92,7 +93,7 @@ def keep_experts(
     """Choose which are kept for products in dtype.
 
     part: the configuration of a rank. model: undivided; its parameters need not be anywhere. stored: as
-    `expert_sources.stored_experts` has it.
+    `expert_sources.stored_experts` has it, but for what kernels do not compute.
     """
     formats: dict[str, WeightFormat] = {}
     reasons: dict[str, str] = {}
@@ -103,8 +104,6 @@ def keep_experts(
         if not any(found):
             continue
         why = _why_not(part, module, found, dtype, supports)
-        if not why and not is_computed(module, forms):
-            why = "experts of a kind that kernels do not compute"
         if why:
             reasons |= {each: why for each, form in zip(names, found, strict=True) if form is not None}
         else:
@@ -112,6 +111,26 @@ def keep_experts(
     others = stored.keys() - formats.keys() - reasons.keys()
     reasons |= {name: str(form) for name, form in stored.items() if name in others}
     return Kept(formats, reasons, OF_EXPERTS)
+
+
+def _proved(model: Any, stored: Stored, dtype: torch.dtype, supports: Supports) -> Stored:
+    """Return the formats of experts, or why they are not kept: kernels do not compute what their code does.
+
+    Layers that are alike, in the same formats, are looked at once.
+    """
+    found: dict[Any, bool] = {}
+    reasons: dict[str, str] = {}
+    for name, module in experts_by_name(model).items():
+        names = [f"{name}.{weight}" for weight in (GATE_UP, DOWN)]
+        forms = [form for each in names if isinstance(form := stored.get(each), WeightFormat)]
+        if len(forms) < len(names) or not all(supports(form, dtype) for form in forms):
+            continue
+        kind = kind_of(module), *forms
+        if kind not in found:
+            found[kind] = is_computed(module, forms)
+        if not found[kind]:
+            reasons |= dict.fromkeys(names, "experts of a kind that kernels do not compute")
+    return {**stored, **reasons}
 
 
 def _why_not(

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import (
-    ConversionOps,
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.expert_sources import merges_experts
 from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.general.loading import loading_by, slices_of
+from quire.engine.models.general.naming import names_in
 from quire.engine.parallel.share import Range, Share
 
 Prepare = Callable[[Any], Mapping[str, Held]]  # divides a model; returns the shares by parameters' names
@@ -149,20 +143,14 @@ def _parts(
     model: Any, slices: dict[str, Any], held: Mapping[str, Held], mapping: list[Any]
 ) -> dict[str, Any]:
     """Return what transformers' loader is to read, by the names that files have."""
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
     converters = [each for each in mapping if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     for converter in converters:
         if not merges_experts(converter):
             converter.operations.append(TakeShares(held))
-    known, prefix = model.state_dict(), model.base_model_prefix
-    ours = deepcopy((renamings, converters))  # they note what they have seen
     found = dict(slices)
     merged: dict[str, dict[str, list[str]]] = {}
-    for key in sorted(slices, key=dot_natural_key):
-        name, pattern = rename_source_key(key, *ours, prefix, known)
-        if name not in known and key in known:
-            name, pattern = rename_source_key(key, [], [], prefix, known)
+    for key, (name, pattern) in names_in(model, slices, mapping).items():
         share = held.get(name)
         if share is None:
             continue
