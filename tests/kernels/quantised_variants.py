@@ -105,7 +105,7 @@ FOURS = WeightFormat("float4", 32, False, torch.uint8)
 # (count, chosen, hidden, inner, activation, format): gpt-oss-20b, Qwen3-30B-A3B, Mixtral-8x7B
 LAYERS = {
     "fours": (32, 4, 2880, 2880, "clamped", FOURS),
-    "blocks": (128, 8, 2048, 768, "silu", BLOCKS),
+    "float8": (128, 8, 2048, 768, "silu", BLOCKS),
     "int4": (8, 2, 4096, 14336, "silu", INTEGERS),
 }
 
@@ -135,7 +135,7 @@ def few_quantised_experts_variants() -> dict[str, Case]:
     for name, gates, tokens in (
         ("fours", True, quantised_few.ALONE),
         ("fours", False, quantised_few.ALONE),
-        ("blocks", True, quantised_few.ALONE),
+        ("float8", True, quantised_few.ALONE),
         ("int4", False, quantised_few.ALONE),
         ("fours", True, quantised_few.TOGETHER),
         ("int4", True, quantised_few.TOGETHER),
@@ -170,7 +170,7 @@ def stream_quantised_experts_variants() -> dict[str, Case]:
         ("fours", True, 1),
         ("fours", True, 100),
         ("fours", False, 100),
-        ("blocks", True, 50),
+        ("float8", True, 50),
         ("int4", True, 16),
         ("int4", False, 100),
     ):
