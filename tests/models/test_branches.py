@@ -19,13 +19,14 @@ from quire.engine.models.general.branches import (
     MixerBranch,
     UngatedBranch,
 )
+from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.modules import GatedModule, NormModule
 from quire.engine.models.general.sandwich import GatedBranch, ModuleBranch
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from quire.kernels.formats.kv_format import FP32
+from quire.kernels.formats.kv_format import BF16, FP32
 from quire.kernels.linear.alone import add_normed_linear_reference
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
 from quire.kernels.recurrence.operations import REFERENCES
@@ -61,6 +62,28 @@ def test_a_decoder_of_which_layers_keep_states_is_its_branches(
     for part in decoder.parts:
         if isinstance(part.branch, MixerBranch):
             assert part.branch.output is not None  # and added to the residual
+
+
+def test_a_model_whose_decays_are_in_fp32_runs_by_kernels_in_bf16(tmp_path: Path) -> None:
+    """Transformers keeps OLMo Hybrid's so, and they are its first weights."""
+    save_tiny("olmo_hybrid", tmp_path)
+    config, _ = in_blocks(read_model(tmp_path), 16, BF16, torch.bfloat16)
+    backend = replace(torch_backend(), recurrences=REFERENCES)
+    model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.bfloat16, max_model_len=100)
+    assert isinstance(model, GeneralModel)
+    first = model._decoder.layers[0].linear_attn
+    assert next(first.parameters()).dtype == torch.float32
+    assert isinstance(vars(first)["forward"], DeltaNetModule)
+    assert not model.takes_pieces
+
+
+def test_layers_share_a_table_of_heads_that_are_rotated_in_part(tmp_path: Path) -> None:
+    decoder = load("qwen3_next", tmp_path).fusion.decoder
+    assert isinstance(decoder, BranchDecoder)
+    found = [part.branch.attending for part in decoder.parts if isinstance(part.branch, AttentionBranch)]
+    ropes = [attending.layer.rope for attending in found]
+    assert len(ropes) > 1
+    assert len({id(rope) for rope in ropes}) == 1
 
 
 def raises(*given: Any) -> Tensor:

@@ -198,22 +198,23 @@ def _attention(
     """Return the attention of each layer that attends, where kernels take it from the projection on."""
     if config.in_call_order:  # a layer attends several times
         return [None] * len(layers)
-    tables: dict[int, Tensor | None] = {}  # by the rotation's place, since many layers share one
+    ropes: dict[tuple[int, int], matching.Rope | None] = {}  # which layers share, of a rotation and a width
     found: list[Attending | None] = []
     for layer, window, shape in zip(layers, config.windows, config.attention, strict=True):
         if (len(layer.call.q), len(layer.call.k)) != (shape.heads, shape.kv_heads):
             found.append(None)  # all heads, of which a rank takes its own
             continue
-        given = layer.attention.keywords.get("position_embeddings")
-        table = None
+        given, head_dim = layer.attention.keywords.get("position_embeddings"), layer.call.q.shape[-1]
+        rope = None
         if isinstance(given, tuple):
             for place, rotation in enumerate(seen.rotations):
                 if isinstance(rotation.result, tuple) and rotation.result[0] is given[0]:
-                    if place not in tables:
-                        tables[place] = matching.rope_table(rotation, seen.positions, max_len)
-                    table = tables[place]
+                    key = place, head_dim
+                    if key not in ropes:
+                        ropes[key] = matching.rope_of(rotation, seen.positions, max_len, head_dim)
+                    rope = ropes[key]
         chunked = shape.chunked and window > 0
-        found.append(matching.attention_of(layer, seen.positions, table, window, agree, chunked=chunked))
+        found.append(matching.attention_of(layer, seen.positions, rope, window, agree, chunked=chunked))
     if seen.tokens.is_cuda and _reordered(found):  # memory that layers had is none that they fit in
         torch.cuda.empty_cache()
     return found

@@ -63,10 +63,18 @@ class Attending:
         return backend.sigmoid_gate(whole(by(product[:, :-gates])), product[:, -gates:])
 
 
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """table [max_pos, D]: for heads of D numbers, of which the model's code rotates so many."""
+
+    table: Tensor
+    rotated: int
+
+
 def attention_of(
     seen: SeenLayer,
     positions: Tensor,
-    rope: Tensor | None,
+    rope: Rope | None,
     window: int,
     agree: Callable[[bool], bool] = bool,
     *,
@@ -74,8 +82,8 @@ def attention_of(
 ) -> Attending | None:
     """Return the attention of a layer as it was seen, if it is projections, norms of heads and rope.
 
-    rope [max_pos, D]: what the layer's code was given, or None; it need not have used it. window and chunked
-    as `AttentionLayer` has them. agree: tells whether all ranks, of which each sees its own heads, find the
+    rope: what the layer's code was given, or None; it need not have used it. window and chunked as
+    `AttentionLayer` has them. agree: tells whether all ranks, of which each sees its own heads, find the
     same.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
@@ -95,17 +103,15 @@ def attention_of(
     attended = _gated(seen.attended, product(into), heads) if gated else seen.attended
     if not alike(out(attended), seen.attention.out):
         return None
-    for table in dict.fromkeys((rope, None)):
-        if table is not None and (table.shape[1] > head_dim or table.shape[1] % 2):
-            continue
-        of_head = order_of_head(head_dim if table is None else table.shape[1], head_dim, into.device)
+    for tried in (None,) if rope is None else (rope, None):
+        of_head = order_of_head(head_dim if tried is None else tried.rotated, head_dim, into.device)
         layer = AttentionLayer(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             scale=call.scale,
             window=window,
-            rope=None if table is None else whole_table(table, head_dim),
+            rope=None if tried is None else tried.table,
             q_norm=None if q_norm is None else q_norm[of_head],
             k_norm=None if k_norm is None else k_norm[of_head],
             eps=eps,
@@ -125,6 +131,14 @@ def attention_of(
             taken = None if kept else reordered(qkv, product, order)
             return Attending(product if taken is None else taken.product, layer, out, gated, taken)
     return None
+
+
+def rope_of(rotation: Passage, positions: Tensor, max_len: int, head_dim: int) -> Rope | None:
+    """Return a rotation's table for heads of so many numbers; None if theirs are not what it rotates."""
+    table = rope_table(rotation, positions, max_len)
+    if table is None or table.shape[1] > head_dim or table.shape[1] % 2:
+        return None
+    return Rope(whole_table(table, head_dim), table.shape[1])
 
 
 def rope_table(rotation: Passage, positions: Tensor, max_len: int) -> Tensor | None:

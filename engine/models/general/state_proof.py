@@ -38,7 +38,7 @@ StandIn: TypeAlias = Callable[[nn.Module, Callable[[], Step | None]], Callable[.
 @torch.inference_mode()
 def is_proved(module: nn.Module, layer: LayerStates, stand_in: StandIn, hidden: int) -> bool:
     """Return whether what stands in for a module gives what its own code does, of noise [tokens, hidden]."""
-    weight = next(module.parameters())
+    weight = _multiplied(module)
     sizes = [1 + _PROMPT, *map(len, _DECODES)]
     given = noise(sum(sizes), hidden, weight)[None].split(sizes, dim=1)
     try:
@@ -49,6 +49,12 @@ def is_proved(module: nn.Module, layer: LayerStates, stand_in: StandIn, hidden: 
         raise
     except Exception:  # modelling code may want anything, and a kernel more than a GPU has
         return False
+
+
+def _multiplied(module: nn.Module) -> Tensor:
+    """Return what hidden states are multiplied by, whose type they have: others may be in fp32."""
+    products = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
+    return next(products, next(module.parameters()))
 
 
 def _agree(ours: Tensor, theirs: Tensor) -> bool:
