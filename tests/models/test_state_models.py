@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from quire.engine.config import EngineConfig
 from quire.engine.device.block_size import MOST_STATE_GROUPS, in_blocks
@@ -17,9 +21,10 @@ from quire.engine.models.cache_groups import STATE_WINDOW
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.model import GeneralModel
-from quire.engine.models.general.pieces import cut
+from quire.engine.models.general.pieces import PieceModule, cut
 from quire.engine.models.general.selective_scan import selective_scan
 from quire.engine.models.general.stateful import CacheOfStates, state_modules
+from quire.engine.models.general.states import StepStates, give_states
 from quire.engine.models.general.whole_steps import WholeStepModule
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
@@ -68,6 +73,49 @@ def test_what_gives_other_numbers_is_left_to_transformers_code(
         model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.float32, max_model_len=64)
         assert isinstance(model, GeneralModel) and model.takes_pieces == takes_pieces
         assert ("Mamba2Mixer keeps states by transformers' code" in caplog.text) == takes_pieces
+
+
+class Summing(nn.Module):
+    """A norm with a gate that no kernel knows: of all tokens up to each, if it is not `alone`."""
+
+    def __init__(self, like: Any, *, alone: bool) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon, self._alone = like.weight, like.variance_epsilon, alone
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        summed = hidden_states if self._alone else hidden_states.cumsum(0)
+        return torch.tanh(summed * self.weight) * gate
+
+
+def with_epsilon_that_is_no_number(norm: Any) -> Any:
+    norm.variance_epsilon = torch.tensor(norm.variance_epsilon)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("other", "by", "named"),
+    [
+        (with_epsilon_that_is_no_number, WholeStepModule, False),
+        (partial(Summing, alone=True), WholeStepModule, False),
+        (partial(Summing, alone=False), PieceModule, True),
+    ],
+)
+def test_a_later_layer_that_is_another_is_tried_by_itself(
+    other: Callable[[Any], Any], by: type, named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model("qwen3_5_text", tmp_path)
+    config, _ = in_blocks(read_model(tmp_path), None, FP32, torch.float32)
+    net = model.model.layers[2].linear_attn
+    net.norm = other(net.norm)
+    step, backend = (
+        StepStates(config.group_of_states, REFERENCES),
+        replace(torch_backend(), recurrences=REFERENCES),
+    )
+    takes_pieces = give_states(model, config.states, step, backend, config.hidden_size)
+    found = [type(module.forward) for _, module in state_modules(model)]
+    assert found == [DeltaNetModule, by] and takes_pieces == (by is PieceModule)
+    assert ("layers.2.linear_attn" in caplog.text) == named
+    assert "layers.0" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "olmo_hybrid", "kimi_linear"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,13 +17,13 @@ from quire.engine.models.general.short_convolutions import (
     is_short_convolution,
 )
 from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
-from quire.engine.models.general.state_proof import StandIn, is_proved
+from quire.engine.models.general.state_proof import StandIn, Step, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule, is_known
 from quire.kernels.attention.batch import ForwardBatch
 from quire.kernels.backend import Backend
 from quire.kernels.formats.state_cache import StateCache
-from quire.kernels.formats.state_spec import LayerStates, StateSpec
+from quire.kernels.formats.state_spec import LayerStates
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
 
@@ -86,27 +87,46 @@ def give_states(
 ) -> bool:
     """Have the modules that keep these states go on from those of the step that `step` was told of.
 
-    With kernels those that they know compute all of a step at once, if the first of a kind, of inputs with so
-    many columns, gives what its own code does; the others a piece at a time. Return whether there are such.
+    With kernels those that they know compute all of a step at once, if the first of those that are made
+    alike, of inputs with so many columns, gives what its own code does; the others a piece at a time. Return
+    whether there are such.
     """
     modules = dict(state_modules(model))
-    proved: dict[tuple[type[nn.Module], tuple[StateSpec, ...]], StandIn | None] = {}
+    proved: dict[tuple[Any, ...], StandIn | None] = {}
     takes_pieces = False
     for at, layer in enumerate(layers):
-        module = modules[layer.name]
-        kind, stand_in = (type(module), layer.parts), None
+        module, forward = modules[layer.name], None
         if backend.recurrences is not None and is_known(module, layer):
+            prove = partial(_stand_in_of, module, layer, backend, backend.recurrences, hidden)
+            kind, own = (layer.parts, *_makeup(module)), partial(step.whole, at)
             if kind not in proved:
-                proved[kind] = _stand_in_of(module, layer, backend, backend.recurrences, hidden)
-            stand_in = proved[kind]
-        if stand_in is not None:
-            module.forward = stand_in(module, partial(step.whole, at))
-            if isinstance(module.forward, DeltaNetModule):
-                module.forward.net.release_own()
-        else:
-            module.forward = PieceModule(module, layer, partial(step.in_pieces, at))
+                proved[kind] = prove()
+            if (stand_in := proved[kind]) is not None:
+                forward = _made(stand_in, module, own) or _made(prove(), module, own)
+        if forward is None:
+            forward = PieceModule(module, layer, partial(step.in_pieces, at))
             takes_pieces = True
+        module.forward = forward
+        if isinstance(forward, DeltaNetModule):
+            forward.net.release_own()
     return takes_pieces
+
+
+def _makeup(module: nn.Module) -> tuple[Any, ...]:
+    """Return what modules have in common that are alike but for their numbers."""
+    parts = ((name, type(part)) for name, part in module.named_modules())
+    weights = ((name, weight.shape, weight.dtype) for name, weight in module.named_parameters())
+    return (*parts, *weights)
+
+
+def _made(
+    stand_in: StandIn | None, module: nn.Module, step: Callable[[], Step | None]
+) -> Callable[..., Any] | None:
+    """Return what stands in for a module; None, if it cannot: its numbers may be others than those tried."""
+    try:
+        return None if stand_in is None else stand_in(module, step)
+    except ValueError:
+        return None
 
 
 def _stand_in_of(
@@ -119,7 +139,8 @@ def _stand_in_of(
         if is_proved(module, layer, stand_in, hidden):
             return stand_in
     logger.warning(
-        "%s keeps states by transformers' code, and slower: kernels give other numbers here",
+        "%s keeps states by transformers' code, and slower: kernels give other numbers here (%s)",
         type(module).__name__,
+        layer.name,
     )
     return None
