@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -21,6 +22,8 @@ from quire.kernels.formats.kv_format import UNSCALED
 from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, Verdict, difference, prompts
 from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
+
+Result = TypeVar("Result")
 
 
 def compare_divided(
@@ -44,18 +47,29 @@ def generate_divided(
     folder: Path, part: ModelConfig, ranks: int, backend: Backend | None = None
 ) -> list[tuple[list[list[int]], list[Tensor]]]:
     """Return what each rank of a folder's model generates. part: the model as each of them computes it."""
-    meeting, turn, load_shares = Meeting(ranks), threading.Lock(), causal._load_shares
+
+    def generate(model: Any) -> tuple[list[list[int]], list[Tensor]]:
+        return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+
+    return on_ranks(folder, part, [backend or torch_backend()] * ranks, generate)
+
+
+def on_ranks(
+    folder: Path, part: ModelConfig, backends: Sequence[Backend], work: Callable[[Any], Result]
+) -> list[Result]:
+    """Return what is made of each rank's model of a folder, all at the same time; each has a backend."""
+    meeting, turn, load_shares = Meeting(len(backends)), threading.Lock(), causal._load_shares
 
     def in_turn(*given: Any) -> Any:
         with turn:  # transformers' loader is of one thread
             return load_shares(*given)
 
-    def generate(rank: int) -> tuple[list[list[int]], list[Tensor]]:
+    def load(rank: int) -> Result:
         model, _ = load_model(
-            folder, part, backend or torch_backend(), device="cpu", dtype=torch.float32,
-            max_model_len=MAX_LEN, ranks=Rank(rank, meeting),
+            folder, part, backends[rank], device="cpu", dtype=torch.float32, max_model_len=MAX_LEN,
+            ranks=Rank(rank, meeting),
         )  # fmt: skip
-        return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+        return work(model)
 
     with patch.object(causal, "_load_shares", in_turn):
-        return on_all(meeting, generate)
+        return on_all(meeting, load)

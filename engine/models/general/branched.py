@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.agreement import Agree
 from quire.engine.models.general.branches import (
     AttentionBranch,
     BranchDecoder,
@@ -53,15 +54,17 @@ def branched_of(
     config: ModelConfig,
     backend: Backend,
     ranks: Ranks | None,
+    agree: Agree,
 ) -> tuple[BranchDecoder, list[nn.Module]] | None:
     """Return the decoder as it was seen, and its modules that have another forward then.
 
     attending: by the number of the layer, where kernels take attention from the projection on. None, if what
-    passes between its parts is something else, or kernels give something else.
+    passes between its parts is something else, or kernels give something else, on any rank.
     """
     last = following(seen.around, seen.layers[-1].whole.out)
     look_up, norm = look_up_of(causal, seen, backend, ranks), None if last is None else norm_of(last.module)
-    if last is None or look_up is None or norm is None or not torch.equal(last.out, seen.out):
+    ends = last is not None and norm is not None and torch.equal(last.out, seen.out)
+    if not agree(ends and look_up is not None) or norm is None or look_up is None:
         return None
     rotations = [
         Rotation(each.module, each.arguments, each.keywords, len(seen.positions)) for each in seen.rotations
@@ -70,7 +73,7 @@ def branched_of(
     for number, layer in enumerate(seen.layers):
         place = config.place(number) if isinstance(layer, SeenLayer) else -1
         found = _parts(layer, attending.get(number), place, seen, rotations, backend)
-        if not found:
+        if not agree(bool(found)) or not found:
             return None
         layers.append(found)
     parts = [part for layer in layers for part in layer]
@@ -87,7 +90,7 @@ def branched_of(
     specs, dtype = config.cache_specs, seen.out.dtype
     shapes = {each.place: shape_of(each.attending, specs[each.place], dtype) for each in known}
     decoder = BranchDecoder(parts, norm, look_up, shapes, len(specs), backend, seen.tokens.device)
-    if _gives(layers, seen, norm, backend):
+    if _gives(layers, seen, norm, backend, agree):
         return decoder, replaced
     for module in replaced:
         del module.forward
@@ -184,26 +187,40 @@ def _is_last(passage: Passage, output: nn.Linear) -> bool:
     return len(given) == 1 and given[0].shape == out.shape and torch.equal(given[0], out)
 
 
-def _gives(layers: Sequence[Sequence[Part]], seen: Mixed, final: Norm, backend: Backend) -> bool:
+def _gives(
+    layers: Sequence[Sequence[Part]], seen: Mixed, final: Norm, backend: Backend, agree: Agree
+) -> bool:
     """Return whether branches give what was seen of their layers, of all tokens and of one."""
     firsts = [parts[0].before for parts in layers[1:]] + [final]
     for parts, layer, outer in zip(layers, seen.layers, firsts, strict=True):
         attends = any(isinstance(part.branch, MixerBranch) and part.branch.attends for part in parts)
         for rows in (slice(None),) if attends else (slice(None), slice(1)):  # noise is of all tokens
-            try:
-                total, normed = _run(parts, layer, seen.positions[rows], rows, outer, backend)
-            except torch.AcceleratorError:  # nothing more can be computed
-                raise
-            except Exception:  # a kernel may not compile for a device that nobody has tried
-                return False
-            expected = layer.whole.out[rows]
-            if not alike(total, expected, times=_ROUNDINGS):
-                return False
-            if outer is not None:
-                expected = rms_norm_reference(expected, outer.weight, outer.eps)
-            if not alike(normed, expected, times=_ROUNDINGS):
+            if not agree(_computes(parts, layer, seen.positions[rows], rows, outer, backend)):
                 return False
     return True
+
+
+def _computes(
+    parts: Sequence[Part],
+    seen: SeenLayer | StateLayer,
+    positions: Tensor,
+    rows: slice,
+    outer: Norm | None,
+    backend: Backend,
+) -> bool:
+    """Return whether a layer's branches give what was seen of it, of these rows."""
+    try:
+        total, normed = _run(parts, seen, positions, rows, outer, backend)
+    except torch.AcceleratorError:  # nothing more can be computed
+        raise
+    except Exception:  # a kernel may not compile for a device that nobody has tried
+        return False
+    expected = seen.whole.out[rows]
+    if not alike(total, expected, times=_ROUNDINGS):
+        return False
+    if outer is not None:
+        expected = rms_norm_reference(expected, outer.weight, outer.eps)
+    return alike(normed, expected, times=_ROUNDINGS)
 
 
 def _run(

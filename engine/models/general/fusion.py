@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general import matching
+from quire.engine.models.general.agreement import Agree, agreement
 from quire.engine.models.general.attention import give
 from quire.engine.models.general.branched import branched_of
 from quire.engine.models.general.branches import BranchDecoder, MixerBranch
@@ -91,7 +93,7 @@ def fuse(
     positions = torch.arange(_TOKENS, device=device)
     positions[_TOKENS // 2 :] = torch.linspace(_TOKENS, max_len - 1, _TOKENS // 2, device=device).long()
     positions = positions.clamp(max=max_len - 1)
-    noise = Noise()
+    noise, agree = Noise(), agreement(ranks, device)
 
     def once() -> Tensor:
         return run(tokens, positions)
@@ -104,10 +106,10 @@ def fuse(
             give(decoder, noise)
             fusion = None
             if isinstance(seen, Mixed):
-                fusion = _fuse_branches(causal, seen, config, backend, max_len, ranks)
-            return fusion or _fuse_apart(decoder, backend, once)
-        attending = _attention(seen, seen.layers, config, max_len, _agreement(ranks, device))
-        whole = whole_of(causal, seen, attending, config, backend, ranks)
+                fusion = _fuse_branches(causal, seen, config, backend, max_len, ranks, agree)
+            return fusion or _fuse_apart(decoder, backend, once, agree)
+        attending = _attention(seen, seen.layers, config, max_len, agree)
+        whole = whole_of(causal, seen, attending, config, backend, ranks, agree)
         if whole is not None:
             mlps = [layer.mlp for layer in whole.layers]
             own = [mlp.module for mlp in mlps if isinstance(mlp, ModuleMLP | ModuleBranch)]
@@ -118,10 +120,11 @@ def fuse(
         fusion = Fusion(None, attention + _replace(others, backend, seen.out.dtype), reordered)
         give(decoder, noise)
         roundings = _ROUNDINGS * len(seen.layers) ** 0.5
-        if fusion.modules and not _gives(once, seen.out, roundings):
+        if not _gives(once, seen.out, roundings, agree):
             fusion.undo()
         elif len(attention) == len(seen.layers):
-            fusion.modules += _leave_rotations_out(seen, lambda: _gives(once, seen.out, roundings))
+            gives = partial(_gives, once, seen.out, roundings, agree)
+            fusion.modules += _leave_rotations_out(seen, gives)
         return fusion
 
 
@@ -132,15 +135,15 @@ def _fuse_branches(
     backend: Backend,
     max_len: int,
     ranks: Ranks | None,
+    agree: Agree,
 ) -> Fusion | None:
     """Return a decoder of which some layers keep states, if it is all that `general.branches` is of."""
     if config.in_call_order:
         return None
     layers = {number: layer for number, layer in enumerate(seen.layers) if isinstance(layer, SeenLayer)}
-    agree = _agreement(ranks, seen.tokens.device)
     found = _attention(seen, [*layers.values()], config, max_len, agree)
     known = {number: each for number, each in zip(layers, found, strict=True) if each is not None}
-    branched = branched_of(causal, seen, known, config, backend, ranks)
+    branched = branched_of(causal, seen, known, config, backend, ranks, agree)
     if branched is None:
         _give_back(found)
         return None
@@ -165,27 +168,21 @@ def _give_back(attending: Iterable[Attending | None]) -> None:
         each.give_back()
 
 
-def _fuse_apart(decoder: nn.Module, backend: Backend, once: Callable[[], Tensor]) -> Fusion:
+def _fuse_apart(decoder: nn.Module, backend: Backend, once: Callable[[], Tensor], agree: Agree) -> Fusion:
     """Replace modules of a decoder of which nothing is known but what it gives with noise for attention."""
     expected = once()
     fusion = Fusion(None, _replace(decoder.modules(), backend, expected.dtype))
-    if fusion.modules and not _gives(once, expected, _ROUNDINGS * len(fusion.modules) ** 0.5):
+    if not _gives(once, expected, _ROUNDINGS * len(fusion.modules) ** 0.5, agree):
         fusion.undo()
     return fusion
 
 
-def _gives(run: Callable[[], Tensor], expected: Tensor, roundings: float) -> bool:
+def _gives(run: Callable[[], Tensor], expected: Tensor, roundings: float, agree: Agree) -> bool:
     try:
-        return alike(run(), expected, times=roundings)
+        found = alike(run(), expected, times=roundings)
     except Exception:  # a module may be called in a way that it was not tried in
-        return False
-
-
-def _agreement(ranks: Ranks | None, device: torch.device) -> Callable[[bool], bool]:
-    """Return what tells whether something is so on all ranks."""
-    if ranks is None:
-        return bool
-    return lambda found: bool(ranks.all_gather(torch.full((1, 1), float(found), device=device)).all())
+        found = False
+    return agree(found)
 
 
 def _attention(
@@ -193,7 +190,7 @@ def _attention(
     layers: Sequence[SeenLayer],
     config: ModelConfig,
     max_len: int,
-    agree: Callable[[bool], bool],
+    agree: Agree,
 ) -> list[Attending | None]:
     """Return the attention of each layer that attends, where kernels take it from the projection on."""
     if config.in_call_order:  # a layer attends several times

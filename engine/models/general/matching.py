@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.agreement import Agree
 from quire.engine.models.general.norms import norm_of
 from quire.engine.models.general.observed import Passage, SeenLayer
 from quire.engine.models.general.proof import alike, linears, merged
@@ -76,7 +77,7 @@ def attention_of(
     positions: Tensor,
     rope: Rope | None,
     window: int,
-    agree: Callable[[bool], bool] = bool,
+    agree: Agree = bool,
     *,
     chunked: bool = False,
 ) -> Attending | None:

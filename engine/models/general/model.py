@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.agreement import agreement
 from quire.engine.models.general.attention import give
 from quire.engine.models.general.dry_run import decoder_name
 from quire.engine.models.general.fusion import fuse
@@ -102,7 +103,9 @@ class GeneralModel:
         self._states = StepStates(config.group_of_states, backend.recurrences)
         # Whether its code takes prompts apart as the host knows them, so that graphs hold decodes alone.
         hidden = self.embedding.shape[1]
-        self.takes_pieces = give_states(causal, config.states, self._states, backend, hidden)
+        self.takes_pieces = give_states(
+            causal, config.states, self._states, backend, hidden, agreement(ranks, device)
+        )
         head = causal.get_output_embeddings()
         if type(head) is nn.Linear and head.bias is None:
             head.forward = HeadModule(head.weight.data, backend)

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.agreement import Agree
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import Gated, gated_of
 from quire.engine.models.general.norms import norm_of
@@ -116,12 +117,13 @@ def sandwich_of(
     embed: Callable[[Tensor], Tensor],
     specs: Sequence[CacheSpec],
     backend: Backend,
+    agree: Agree,
 ) -> SandwichDecoder | None:
     """Return the decoder as it was seen, if what passes between its parts does so here, to the bit."""
     layers = []
     for each, found in zip(seen.layers, attending, strict=True):
         layer = _layer(each, found, backend)
-        if layer is None:
+        if not agree(layer is not None) or layer is None or not _gives(layer, each, backend, agree):
             return None
         layers.append(layer)
     shapes = [
@@ -146,27 +148,27 @@ def _layer(seen: SeenLayer, attending: Attending, backend: Backend) -> SandwichL
         return None
     gated = gated_of(mlp.module)
     branch = ModuleBranch(mlp.module, backend) if gated is None else GatedBranch(gated, backend)
-    layer = SandwichLayer(before, attending, attended, between, branch, behind)
-    return layer if _gives(layer, seen, backend) else None
+    return SandwichLayer(before, attending, attended, between, branch, behind)
 
 
-def _gives(layer: SandwichLayer, seen: SeenLayer, backend: Backend) -> bool:
+def _gives(layer: SandwichLayer, seen: SeenLayer, backend: Backend, agree: Agree) -> bool:
     """Return whether a layer's kernels behind its attention give what was seen, of all tokens and of one."""
-    for rows in (slice(None), slice(1)):
-        total, expected = seen.whole.into[rows].clone(), seen.whole.out[rows]
-        attended, output, outer = seen.attended[rows], layer.attending.output, layer.between
-        try:
-            normed = backend.add_normed_linear(total, attended, output, layer.attended, layer.between)
-            normed = layer.mlp.add(normed, total, layer.behind, outer)
-        except Exception:  # a kernel may not compile for a device that nobody has tried
-            return False
-        if not alike(total, expected, times=_ROUNDINGS):
-            return False
-        if outer is not None:
-            expected = rms_norm_reference(expected, outer.weight, outer.eps)
-        if not alike(normed, expected, times=_ROUNDINGS):
-            return False
-    return True
+    return all(agree(_computes(layer, seen, rows, backend)) for rows in (slice(None), slice(1)))
+
+
+def _computes(layer: SandwichLayer, seen: SeenLayer, rows: slice, backend: Backend) -> bool:
+    total, expected = seen.whole.into[rows].clone(), seen.whole.out[rows]
+    attended, output, outer = seen.attended[rows], layer.attending.output, layer.between
+    try:
+        normed = backend.add_normed_linear(total, attended, output, layer.attended, layer.between)
+        normed = layer.mlp.add(normed, total, layer.behind, outer)
+    except Exception:  # a kernel may not compile for a device that nobody has tried
+        return False
+    if not alike(total, expected, times=_ROUNDINGS):
+        return False
+    if outer is not None:
+        expected = rms_norm_reference(expected, outer.weight, outer.eps)
+    return alike(normed, expected, times=_ROUNDINGS)
 
 
 def normed_by(children: Sequence[Passage], state: Tensor) -> tuple[Norm | None, Tensor]:

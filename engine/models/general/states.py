@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from quire.engine.models.general.agreement import Agree
 from quire.engine.models.general.delta_nets import DeltaNetModule, is_delta_net
 from quire.engine.models.general.pieces import Piece, PieceModule, pieces_of
 from quire.engine.models.general.scans import ScanModule, StateSpaceModule, is_scan, is_state_space
@@ -84,12 +85,13 @@ def give_states(
     step: StepStates,
     backend: Backend,
     hidden: int,
+    agree: Agree = bool,
 ) -> bool:
     """Have the modules that keep these states go on from those of the step that `step` was told of.
 
     With kernels those that they know compute all of a step at once, if the first of those that are made
     alike, of inputs with so many columns, gives what its own code does; the others a piece at a time. Return
-    whether there are such.
+    whether there are such. agree: tells whether all ranks, which have all states, find the same.
     """
     modules = dict(state_modules(model))
     proved: dict[tuple[Any, ...], StandIn | None] = {}
@@ -97,12 +99,14 @@ def give_states(
     for at, layer in enumerate(layers):
         module, forward = modules[layer.name], None
         if backend.recurrences is not None and is_known(module, layer):
-            prove = partial(_stand_in_of, module, layer, backend, backend.recurrences, hidden)
+            prove = partial(_stand_in_of, module, layer, backend, backend.recurrences, hidden, agree)
             kind, own = (layer.parts, *_makeup(module)), partial(step.whole, at)
             if kind not in proved:
                 proved[kind] = prove()
             if (stand_in := proved[kind]) is not None:
-                forward = _made(stand_in, module, own) or _made(prove(), module, own)
+                forward = _made(stand_in, module, own)
+                if not agree(forward is not None):
+                    forward = _made(prove(), module, own)
         if forward is None:
             forward = PieceModule(module, layer, partial(step.in_pieces, at))
             takes_pieces = True
@@ -130,13 +134,18 @@ def _made(
 
 
 def _stand_in_of(
-    module: nn.Module, layer: LayerStates, backend: Backend, recurrences: Recurrences, hidden: int
+    module: nn.Module,
+    layer: LayerStates,
+    backend: Backend,
+    recurrences: Recurrences,
+    hidden: int,
+    agree: Agree,
 ) -> StandIn | None:
     """Return the quickest of what stands in for a known module and gives what its own code does."""
     stand_ins: list[StandIn] = [partial(kind, backend) for takes, kind in _BY_KERNELS if takes(module)]
     stand_ins.append(partial(WholeStepModule, recurrences))
     for stand_in in stand_ins:
-        if is_proved(module, layer, stand_in, hidden):
+        if agree(is_proved(module, layer, stand_in, hidden)):
             return stand_in
     logger.warning(
         "%s keeps states by transformers' code, and slower: kernels give other numbers here (%s)",

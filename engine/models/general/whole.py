@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.engine.models.config import ModelConfig
+from quire.engine.models.general.agreement import Agree
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.modules import FusedMLP, ModuleMLP
@@ -67,6 +68,7 @@ def whole_of(
     config: ModelConfig,
     backend: Backend,
     ranks: Ranks | None,
+    agree: Agree,
 ) -> FusedDecoder | PlainDecoder | SandwichDecoder | None:
     """Return the decoder as it was seen, if each layer's attention and all else is what kernels compute."""
     last = following(seen.around, seen.layers[-1].whole.out)
@@ -81,7 +83,7 @@ def whole_of(
     if (norm := norm_of(last.module)) is not None:
         layers = None if parts is None else _all([_pre_norm(*each, norm, dtype, backend) for each in parts])
         if layers is None:
-            return sandwich_of(seen, known, norm, look_up, specs, backend)
+            return sandwich_of(seen, known, norm, look_up, specs, backend, agree)
         shapes = [_shape(*each, dtype, gated=True) for each in zip(layers, specs, strict=True)]
         return FusedDecoder(layers, norm, look_up, shapes, backend, device)
     layer_norm = layer_norm_of(last.module)
