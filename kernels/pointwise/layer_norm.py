@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.pointwise.norm import add_to_residual
+from quire.kernels.pointwise.norm import add_to_residual, packed_rows
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -69,6 +69,7 @@ def _launch(
     eps: float,
 ) -> None:
     tokens, hidden = y.shape
+    x = packed_rows(x, residual, added, weight, bias)
     if tokens == 0:
         return
     block = triton.next_power_of_2(hidden)

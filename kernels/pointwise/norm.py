@@ -25,7 +25,9 @@ class Norm:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise x [T, H], rows may be strided -> [T, H]: in fp32, cast, then times weight [H].
 
-    A weight in fp32 comes before the cast, as in Gemma, where it is one more than the parameter.
+    A weight in fp32 comes before the cast, as in Gemma, where it is one more than the parameter. Numbers of
+    a row of x that are not next to each other are copied first. Raise ValueError if a weight's are not, or
+    those of a residual, here and in all other norms.
     """
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, None, weight, y, eps)
@@ -56,8 +58,20 @@ def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: flo
     return rms_norm_reference(residual, weight, eps), residual
 
 
+def packed_rows(x: Tensor, residual: Tensor | None, *vectors: Tensor | None) -> Tensor:
+    """Return x [..., H] with numbers of a row next to each other, as kernels read them; a copy if need be.
+
+    Raise ValueError if those of the residual [T, H], which is written in place, or of a vector [H] are not.
+    """
+    for name, each in (("residual", residual), *(("weight or bias", vector) for vector in vectors)):
+        if each is not None and each.stride(-1) != 1:
+            raise ValueError(f"the {name}'s numbers are {each.stride(-1)} apart: expected it contiguous")
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, y: Tensor, eps: float) -> None:
     tokens, hidden = y.shape
+    x = packed_rows(x, residual, weight)
     if tokens == 0:
         return
     block = triton.next_power_of_2(hidden)

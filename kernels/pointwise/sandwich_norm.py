@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.pointwise.norm import Norm, rms_norm_reference, rms_normed
+from quire.kernels.pointwise.norm import Norm, packed_rows, rms_norm_reference, rms_normed
 
 
 def sandwich_norm(x: Tensor, residual: Tensor, inner: Norm | None, outer: Norm | None) -> Tensor:
@@ -17,9 +17,11 @@ def sandwich_norm(x: Tensor, residual: Tensor, inner: Norm | None, outer: Norm |
 
     Without the one x is added as it is, without the other the residual itself is returned. Or x [S, T, H] in
     fp32: parts of a sum, which is rounded to the residual's dtype first. What is rounded is what
-    `norm.rms_norm`, an addition and `norm.rms_norm` round.
+    `norm.rms_norm`, an addition and `norm.rms_norm` round. Numbers of a row of x that lie apart are copied
+    first; raise ValueError if others do.
     """
     tokens, hidden = residual.shape
+    x = packed_rows(x, residual, *(None if norm is None else norm.weight for norm in (inner, outer)))
     y = None if outer is None else residual.new_empty(residual.shape)
     if tokens:
         block = triton.next_power_of_2(hidden)

@@ -45,6 +45,14 @@ def test_layer_norm(function, affine, shape, device, dtype):
     assert_near(function(x, weight, bias, 1e-5), exact(x, weight, bias), dtype)
 
 
+def test_numbers_of_a_row_may_lie_apart(device):
+    x, (weight, bias) = torch.randn(5, 96, device=device), torch.randn(2, 96, device=device)
+    result = layer_norm(x.T.contiguous().T, weight, bias, 1e-5)
+    assert_near(result, exact(x, weight, bias), torch.float32)
+    with pytest.raises(ValueError, match="expected it contiguous"):
+        layer_norm(x, weight, bias.repeat_interleave(2)[::2], 1e-5)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("function", [add_layer_norm, add_layer_norm_reference])
 def test_add_layer_norm_updates_the_residual_in_place(function, shape, device, dtype):

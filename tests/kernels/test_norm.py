@@ -63,6 +63,15 @@ def test_kernel_equals_reference(shape, device, dtype):
     assert_close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6))
 
 
+def test_numbers_of_a_row_may_lie_apart(device):
+    x, weight = torch.randn(5, 96, device=device), torch.randn(96, device=device)
+    assert_close(rms_norm(x.T.contiguous().T, weight, 1e-6), rms_norm_reference(x, weight, 1e-6))
+    with pytest.raises(ValueError, match="expected it contiguous"):
+        rms_norm(x, weight.repeat_interleave(2)[::2], 1e-6)
+    with pytest.raises(ValueError, match="residual's numbers are 5 apart"):
+        add_rms_norm(x, x.T.contiguous().T, weight, 1e-6)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_add_rms_norm_updates_the_residual_in_place(shape, device, dtype):
     x, residual = torch.randn(2, *shape, device=device).to(dtype)

@@ -79,6 +79,22 @@ def test_it_sums_parts_before_it_rounds(function, parts, shape, device, dtype):
     torch.testing.assert_close(result, expected, rtol=tolerance, atol=4 * tolerance)
 
 
+def test_numbers_of_a_row_may_lie_apart_but_not_what_is_written(device):
+    x, residual = torch.randn(2, 5, 96, device=device)
+    inner, outer = (norm_of(96, kind, torch.float32, device) for kind in ("llama", "gemma"))
+    total = residual.clone()
+    expected = sandwich_norm_reference(x, total, inner, outer)
+    apart = residual.T.contiguous().T
+    result = sandwich_norm(x.T.contiguous().T, residual, inner, outer)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(result, expected)
+    wide = Norm(torch.ones(192, device=device)[::2], EPS)
+    for given in ((apart, inner, outer), (residual, wide, outer), (residual, inner, wide)):
+        with pytest.raises(ValueError, match="expected it contiguous"):
+            sandwich_norm(x, *given)
+    torch.testing.assert_close(residual, total)
+
+
 def test_no_tokens(device):
     x, residual = torch.empty(2, 0, 64, device=device)
     norm = Norm(torch.ones(64, device=device), EPS)
