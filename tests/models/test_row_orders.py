@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.qwen3_next.modeling_qwen3_next import apply_rotary_pos_emb
 
+from quire.engine.models.general.division.modules import Summed
 from quire.engine.models.general.proof import merged
 from quire.engine.models.general.row_orders import order_of_head, order_of_rows, reordered, whole_table
 from quire.kernels.attention.write_kv import rotate
@@ -51,3 +52,19 @@ def test_layers_have_their_weights_again(bias: bool) -> None:
     taken.give_back()
     for layer, out in zip(layers, expected, strict=True):
         torch.testing.assert_close(layer(x), out)
+
+
+def test_what_ranks_sum_is_summed_in_any_order() -> None:
+    class Twice:
+        buffers = None
+
+        def all_reduce(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    torch.manual_seed(0)
+    layer, x, order = nn.Linear(6, 8).requires_grad_(False), torch.randn(3, 6), torch.randperm(8)
+    summed = Summed(layer, Twice(), (0, 6))  # type: ignore[arg-type]
+    layer.forward = summed
+    expected = layer(x)
+    taken = reordered([layer], merged([layer]), order)
+    torch.testing.assert_close(taken.product(x), expected[:, order])

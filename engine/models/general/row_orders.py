@@ -77,7 +77,7 @@ class Reordered:
 def reordered(parts: Sequence[nn.Linear], product: Linear, order: Tensor) -> Reordered:
     """Take the layers' weights for a product [rows, in] of them all, with rows in that order."""
     bias = product.bias
-    taken = Linear(product.weight[order], None if bias is None else bias[order])
+    taken = Linear(product.weight[order], None if bias is None else bias[order], product.ranks)
     for part in parts:
         part.weight.data = taken.weight[:0]
         if part.bias is not None:
