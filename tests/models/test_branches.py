@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from quire.engine.device.block_size import in_blocks
@@ -121,6 +121,50 @@ def test_what_a_layer_adds_must_be_the_same_to_the_bit(
 
     monkeypatch.setattr(Qwen3_5DecoderLayer, "forward", more)
     assert load_saved(tmp_path).fusion.decoder is None
+
+
+def test_angles_of_other_positions_than_the_steps_are_left_to_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What attends is seen with noise in place of attention, which tells nothing of angles."""
+    from transformers.models.olmo_hybrid import modeling_olmo_hybrid as code
+
+    class Later(nn.Module):
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.angles = own(config)
+
+        def forward(self, hidden: Tensor, position_ids: Tensor) -> Any:
+            return self.angles(hidden, position_ids + self.first)
+
+    own = code.OlmoHybridRotaryEmbedding
+    save_tiny("olmo_hybrid", tmp_path)
+    monkeypatch.setattr(code, "OlmoHybridRotaryEmbedding", Later)
+    for first, fused in ((0, True), (1, False)):
+        monkeypatch.setattr(Later, "first", first, raising=False)
+        assert (load_saved(tmp_path).fusion.decoder is not None) == fused
+
+
+def test_how_many_tokens_there_are_is_left_to_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.olmo_hybrid import modeling_olmo_hybrid as code
+
+    save_tiny("olmo_hybrid", tmp_path)
+    layer, attention = code.OlmoHybridAttentionDecoderLayer, code.OlmoHybridAttention
+    of_layer, of_attention = layer.forward, attention.forward
+
+    def telling(self: Any, hidden: Tensor, *given: Any, **named: Any) -> Any:
+        return of_layer(self, hidden, *given, length=self.length(hidden), **named)
+
+    def told(self: Any, *given: Any, length: int, **named: Any) -> Any:
+        return of_attention(self, *given, **named)
+
+    monkeypatch.setattr(layer, "forward", telling)
+    monkeypatch.setattr(attention, "forward", told)
+    for length, fused in ((lambda _: 5, True), (lambda hidden: hidden.shape[1], False)):
+        monkeypatch.setattr(layer, "length", staticmethod(length), raising=False)
+        assert (load_saved(tmp_path).fusion.decoder is not None) == fused
 
 
 def test_modules_have_their_weights_and_their_code_again(tmp_path: Path) -> None:

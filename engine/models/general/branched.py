@@ -66,9 +66,7 @@ def branched_of(
     ends = last is not None and norm is not None and torch.equal(last.out, seen.out)
     if not agree(ends and look_up is not None) or norm is None or look_up is None:
         return None
-    rotations = [
-        Rotation(each.module, each.arguments, each.keywords, len(seen.positions)) for each in seen.rotations
-    ]
+    rotations = [_rotation(each, seen.positions) for each in seen.rotations]
     layers: list[list[Part]] = []
     for number, layer in enumerate(seen.layers):
         place = config.place(number) if isinstance(layer, SeenLayer) else -1
@@ -102,7 +100,7 @@ def _parts(
     attending: Attending | None,
     place: int,
     decoder: Mixed,
-    rotations: Sequence[Rotation],
+    rotations: Sequence[Rotation | None],
     backend: Backend,
 ) -> list[Part] | None:
     """Return a layer's branches, if what passes between them does so there, to the bit."""
@@ -146,8 +144,22 @@ def _mlp(passage: Passage, backend: Backend) -> Branch | None:
     return ModuleBranch(module, backend)
 
 
+def _rotation(seen: Passage, positions: Tensor) -> Rotation | None:
+    """Return a rotation, if it is of the step's positions alone: what attends by it is seen with noise."""
+    rotation = Rotation(seen.module, seen.arguments, seen.keywords, len(positions))
+    try:
+        ours = rotation.of(positions)
+    except torch.AcceleratorError:  # nothing more can be computed
+        raise
+    except Exception:  # modelling code may want anything
+        return None
+    if not isinstance(ours, tuple) or not isinstance(seen.result, tuple):
+        return None
+    return rotation if len(ours) == len(seen.result) and all(map(_same, ours, seen.result)) else None
+
+
 def _mixer(
-    passage: Passage, decoder: Mixed, rotations: Sequence[Rotation], *, attends: bool
+    passage: Passage, decoder: Mixed, rotations: Sequence[Rotation | None], *, attends: bool
 ) -> MixerBranch | None:
     """Return a module that mixes tokens, if all else that it is given of them is their places."""
     keywords, arguments, positions = dict(passage.keywords), passage.arguments, decoder.positions
@@ -159,14 +171,19 @@ def _mixer(
         if isinstance(value, Tensor) and _same(value, positions[None]):
             places[name] = None
         for seen, rotation in zip(decoder.rotations, rotations, strict=True):
-            if value is seen.result and isinstance(value, tuple):
+            if rotation is not None and value is seen.result:
                 places[name] = rotation
     keywords = {name: each for name, each in keywords.items() if name not in places}
-    if not all(each is None or isinstance(each, _PLAIN) for each in (*arguments, *keywords.values())):
+    if not all(_is_plain(each, len(positions)) for each in (*arguments, *keywords.values())):
         return None
     outputs = _outputs(passage.module)
     product = merged(outputs) if outputs and _is_last(passage, outputs[0]) else None
     return MixerBranch(passage.module, by_name, arguments, keywords, places, product, attends)
+
+
+def _is_plain(value: Any, tokens: int) -> bool:
+    """Return whether what a module is given is the same in each step: how many tokens there are is not."""
+    return value is None or (isinstance(value, _PLAIN) and (value is True or value != tokens))
 
 
 def _outputs(module: nn.Module) -> list[nn.Linear]:
