@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from quire.kernels.attention.block_tables import stacked
 from quire.kernels.launch import dependent_launch
 
 BLOCK = 256  # tokens of a program
@@ -29,10 +30,8 @@ def token_places(
     i32, positions [T] i32 (-1 pads: position 0, slot -1), last_tokens [*] i32 and block_tables
     of each group [*, max_blocks] i32, one behind the other, by row. A slot is block · block_size + offset.
     """
-    count, groups, first = rows.shape[0], len(block_tables), block_tables[0]
-    begins = [table.data_ptr() - first.data_ptr() for table in block_tables]
-    if begins != [group * first.nbytes for group in range(groups)] or not first.is_contiguous():
-        raise ValueError(f"block tables must lie one behind the other, these begin at {begins}")
+    tables = stacked(block_tables)
+    count, groups = rows.shape[0], len(tables)
     tokens, places = (torch.empty(count, dtype=torch.int32, device=rows.device) for _ in range(2))
     # Of each group from where kernels read 16 bytes at once.
     slots = torch.empty(groups, count + count % 2, dtype=torch.int64, device=rows.device)
@@ -40,8 +39,8 @@ def token_places(
     # The one behind it may begin: it waits before it lets others begin, as the embedding's does, or is not
     # launched dependently either, as torch's are and those of shared prefixes.
     token_places_kernel[triton.cdiv(count, BLOCK), groups](
-        given, rows, positions, last_tokens, first, tokens, places, slots,
-        count, first.stride(0), first.numel(), slots.stride(0), block_size, BLOCK,
+        given, rows, positions, last_tokens, tables, tokens, places, slots,
+        count, tables.stride(1), tables.stride(0), slots.stride(0), block_size, BLOCK,
         DEPENDENTS=dependent_launch(rows.device)["DEPENDENT"], num_warps=4,
     )  # fmt: skip
     return tokens, places, slots[:, :count]

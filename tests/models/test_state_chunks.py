@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.models.general.state_chunks import chunks_of, state_step
+from quire.engine.models.general.state_chunks import state_steps
 from quire.kernels.attention.batch import DecodeBatch, ForwardBatch, PrefillBatch
 from quire.kernels.attention.gather import DecodeGather
 from quire.kernels.recurrence.operations import REFERENCES
@@ -51,19 +51,27 @@ def prefill(tables: torch.Tensor, rows: list[tuple[int, int, int]], decodes: int
 )
 def test_chunks_are_those_of_a_loop_over_rows(prompts, decodes, block_size, padding) -> None:
     count = len(decodes)
-    tables = torch.randperm((count + len(prompts)) * WIDTH).view(-1, WIDTH).int()
+    entries = (count + len(prompts)) * WIDTH
+    tables = torch.randperm(2 * entries).view(2, -1, WIDTH).int()  # of two cache groups
     rows = [(count + i, first, new) for i, (first, new) in enumerate(prompts)]
     tokens = torch.zeros(count + sum(new for *_, new in rows) + padding, dtype=torch.int32)
     lens = torch.tensor(decodes, dtype=torch.int32)
-    single = DecodeBatch(tables, torch.arange(count).int(), lens, lens, DecodeGather())
-    chunked = prefill(tables, rows, count)
-    batch = ForwardBatch(tokens, tokens, tokens.long(), single, chunked)
-    step = state_step(batch, chunks_of(chunked, len(tokens), block_size), block_size, REFERENCES)
-    used = int(step.last_used)
-    assert used == (step.chunks[:, 1] > 0).sum()
-    assert step.chunks[:used].tolist() == of_rows(tables, rows, count, block_size)
-    assert (step.chunks[used:, 1] == 0).all() and (step.chunks[used:, 3] == -1).all()
-    for at, length in enumerate(decodes):
-        before, after = int(step.before[at]), int(step.after[at])
-        assert after == (tables[at][(length - 1) // block_size] if length else PADS)
-        assert before == (tables[at][(length - 2) // block_size] if length > 1 else NO_STATE)
+    groups = [
+        ForwardBatch(
+            tokens,
+            tokens,
+            tokens.long(),
+            DecodeBatch(table, torch.arange(count).int(), lens, lens, DecodeGather()),
+            prefill(table, rows, count),
+        )
+        for table in tables
+    ]
+    for table, step in zip(tables, state_steps(groups, block_size, REFERENCES), strict=True):
+        used = int(step.last_used)
+        assert used == (step.chunks[:, 1] > 0).sum()
+        assert step.chunks[:used].tolist() == of_rows(table, rows, count, block_size)
+        assert (step.chunks[used:, 1] == 0).all() and (step.chunks[used:, 3] == -1).all()
+        for at, length in enumerate(decodes):
+            before, after = int(step.before[at]), int(step.after[at])
+            assert after == (table[at][(length - 1) // block_size] if length else PADS)
+            assert before == (table[at][(length - 2) // block_size] if length > 1 else NO_STATE)

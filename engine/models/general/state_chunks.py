@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.kernels.attention.batch import ForwardBatch, PrefillBatch
+from quire.kernels.attention.block_tables import stacked
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE, StateStep
 
@@ -56,21 +58,26 @@ def chunks_of(prefill: PrefillBatch, tokens: int, block_size: int) -> Chunks:
     return Chunks(prefill.rows.long()[order][at], begin, end, token, nth > 0, end == lens[at], until[-1:])
 
 
-def state_step(
-    batch: ForwardBatch, chunks: Chunks | None, block_size: int, recurrences: Recurrences
-) -> StateStep:
-    """Return a step with blocks of the cache group that `batch` has the tables of."""
-    decode = batch.decode
-    given = decode.block_tables, decode.rows, decode.context_lens
-    before, after = recurrences.decode_blocks(*given, block_size)
-    if chunks is None or batch.prefill is None:
-        return StateStep(before, after, before.new_empty(0, 4))
+def state_steps(groups: Sequence[ForwardBatch], block_size: int, recurrences: Recurrences) -> list[StateStep]:
+    """Return a step with blocks of each cache group, made of all at once: a launch is not for one alone.
+
+    groups: the step with the tables of each, which lie one behind the other.
+    """
+    batch = groups[0]
+    decode, prefill = batch.decode, batch.prefill
+    tables = stacked([group.decode.block_tables for group in groups])
+    before, after = recurrences.decode_blocks(tables, decode.rows, decode.context_lens, block_size)
+    if prefill is None:
+        none = before.new_empty(0, 4)
+        return [StateStep(*blocks, none) for blocks in zip(before, after, strict=True)]
+    chunks = chunks_of(prefill, len(batch.tokens), block_size)
     begin, end = chunks.begin, chunks.end
-    tables = batch.prefill.block_tables
-    found = tables[chunks.row, (begin - 1).clamp(min=0) // block_size]
+    found = tables[:, chunks.row, (begin - 1).clamp(min=0) // block_size]
     found = torch.where(begin > 0, torch.where(chunks.follows, CARRIED, found), NO_STATE)
     leaves = (end > begin) & (chunks.ends_row | (end % block_size == 0))
-    left = torch.where(leaves, tables[chunks.row, (end - 1).clamp(min=0) // block_size], -1)
-    return StateStep(
-        before, after, torch.stack([chunks.token, end - begin, found, left], dim=1).int(), chunks.used.int()
-    )
+    left = torch.where(leaves, tables[:, chunks.row, (end - 1).clamp(min=0) // block_size], -1)
+    described = torch.stack(
+        [chunks.token.expand_as(found), (end - begin).expand_as(found), found, left], dim=2
+    ).int()
+    used = chunks.used.int()
+    return [StateStep(*blocks, used) for blocks in zip(before, after, described, strict=True)]

@@ -17,7 +17,7 @@ from quire.engine.models.general.short_convolutions import (
     ShortConvolutionModule,
     is_short_convolution,
 )
-from quire.engine.models.general.state_chunks import Chunks, chunks_of, state_step
+from quire.engine.models.general.state_chunks import state_steps
 from quire.engine.models.general.state_proof import StandIn, Step, is_proved
 from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.general.whole_steps import WholeStepModule, is_known
@@ -47,14 +47,12 @@ class StepStates:
         self._groups: tuple[ForwardBatch, ...] = ()
         self._cache: StateCache | None = None
         self._pieces: dict[int, list[Piece]] = {}
-        self._steps: dict[int, StateStep] = {}
-        self._chunks: Chunks | None = None
+        self._steps: list[StateStep] = []
 
     def begin(self, batch: ForwardBatch, cache: StateCache) -> None:
         self._groups, self._cache = (batch, *batch.other_groups), cache
-        self._chunks = None
         self._pieces.clear()
-        self._steps.clear()
+        self._steps = []
 
     def in_pieces(self, layer: int) -> tuple[list[Piece], Sequence[Tensor]] | None:
         """Return which pieces go through a layer, and its states; None before the first step."""
@@ -70,12 +68,9 @@ class StepStates:
         cache, group = self._cache, self._group_of_states[layer]
         if cache is None:
             return None
-        if group not in self._steps:
+        if not self._steps:
             assert self._recurrences is not None
-            batch = self._groups[group]
-            if self._chunks is None and batch.prefill is not None:
-                self._chunks = chunks_of(batch.prefill, len(batch.tokens), cache.block_size)
-            self._steps[group] = state_step(batch, self._chunks, cache.block_size, self._recurrences)
+            self._steps = state_steps(self._groups, cache.block_size, self._recurrences)
         return self._steps[group], cache.layers[layer]
 
 
