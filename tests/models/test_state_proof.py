@@ -169,3 +169,7 @@ def test_references_are_taken_and_faults_found(
     assert proved(with_fault(none))
     for fault in FAULTS:
         assert not proved(with_fault(fault)), fault.__name__
+    # In 16 bits some tokens' sums all but cancel, and what is left has rounding of the size of others'.
+    module.to(torch.bfloat16)
+    parts = (replace(part, dtype="bfloat16") if part.rolls else part for part in layer.parts)
+    assert is_proved(module, replace(layer, parts=tuple(parts)), partial(make, REFERENCES), hidden)
