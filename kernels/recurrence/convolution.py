@@ -35,7 +35,9 @@ def convolve(
     plus bias [C], all in fp32; if `silu`, SiLU of that. state [blocks, C, S] has the newest inputs, at least
     K - 1 of them, the newest last, zeros before a sequence's first. factors: what inputs are multiplied by
     first, and outputs last, [T, C] each; products are rounded to x's dtype (LFM2). Tokens of no decode and no
-    chunk get no output: what is there is undefined. Raise ValueError if shapes or dtypes do not fit together.
+    chunk get no output: what is there is undefined. States of decodes, and in which blocks they are, are read
+    before kernels ahead have ended: they must be complete when the kernel just ahead begins. Raise
+    ValueError if shapes or dtypes do not fit together.
     """
     _check(x, weight, bias, state, factors)
     x, before, behind = _rows(x, factors)
@@ -48,7 +50,8 @@ def convolve(
     if step.decodes:
         decode_kernel[(triton.cdiv(channels, DECODE_CHANNELS), step.decodes)](
             *tensors, step.before, step.after, *strides, **sizes, SLICE=DECODE_CHANNELS,
-            num_warps=DECODE_WARPS, **dependent_launch(x.device),
+            INPUTS_PADDED=triton.next_power_of_2(weight.shape[1]), num_warps=DECODE_WARPS,
+            **dependent_launch(x.device),
         )  # fmt: skip
     if len(step.chunks):
         chunk_kernel[(triton.cdiv(channels, CHUNK_CHANNELS), 1 + len(step.chunks))](

@@ -8,6 +8,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.recurrence.step import CARRIED, NO_STATE
 
+# Before kernels ahead have ended, see `kernels.launch`.
+READS_EARLY = frozenset(("before_ptr", "after_ptr", "state_ptr", "weight_ptr"))
 _CARRIED, _NO_STATE = tl.constexpr(CARRIED), tl.constexpr(NO_STATE)
 
 
@@ -67,33 +69,37 @@ def decode_kernel(
     INPUTS: tl.constexpr,
     KEPT: tl.constexpr,
     KEPT_PADDED: tl.constexpr,
+    INPUTS_PADDED: tl.constexpr,
     SILU: tl.constexpr,
     SLICE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
     channel = tl.program_id(0) * SLICE + tl.arange(0, SLICE)
     there = channel < CHANNELS
-    total = _begun(bias_ptr, channel, there)
     place = tl.arange(0, KEPT_PADDED)
     token = tl.program_id(1).to(tl.int64)
     before = tl.load(before_ptr + token).to(tl.int64)
     after = tl.load(after_ptr + token).to(tl.int64)
-    if after < 0:  # it pads
-        tl.store(out_ptr + token * CHANNELS + channel, 0.0, there)
-        return
-    x = _given(x_ptr, into_ptr, token * x_stride + channel, there)
     own = state_ptr + before * state_stride
     places = channel[:, None] * KEPT + place[None, :]
     inside = there[:, None] & (place < KEPT - 1)[None, :] & (before >= 0)
     newest = tl.load(own + places + 1, inside, other=0.0)
+    of_input = tl.arange(0, INPUTS_PADDED)
+    weighed = there[:, None] & (of_input < INPUTS)[None, :]
+    weights = tl.load(weight_ptr + channel[:, None] * INPUTS + of_input[None, :], weighed, other=0.0)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    if after < 0:  # it pads
+        tl.store(out_ptr + token * CHANNELS + channel, 0.0, there)
+        return
+    total = _begun(bias_ptr, channel, there)
+    x = _given(x_ptr, into_ptr, token * x_stride + channel, there)
     newest = tl.where((place == KEPT - 1)[None, :], x[:, None], newest)
     # In the order of the inputs, as chunks have it, so that a token's output is the same in either. The first
     # is not among the newest if a state has but those before the token, K - 1.
     for i in tl.static_range(INPUTS):
-        weight = tl.load(weight_ptr + channel * INPUTS + i, there, other=0.0).to(tl.float32)
+        weight = tl.sum(tl.where((of_input == i)[None, :], weights.to(tl.float32), 0.0), 1)
         if KEPT - INPUTS + i < 0:
             given = tl.load(own + channel * KEPT, there & (before >= 0), other=0.0).to(tl.float32)
         else:
