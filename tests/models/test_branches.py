@@ -21,11 +21,12 @@ from quire.engine.models.general.branches import (
 )
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.model import GeneralModel
-from quire.engine.models.general.modules import GatedModule, NormModule
+from quire.engine.models.general.modules import GatedModule, NormModule, RouterModule
 from quire.engine.models.general.sandwich import GatedBranch, ModuleBranch
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.experts.routing import route_reference
 from quire.kernels.formats.kv_format import BF16, FP32
 from quire.kernels.linear.alone import add_normed_linear_reference
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
@@ -106,6 +107,33 @@ def test_what_kernels_give_otherwise_is_left_to_its_own_code(wrong: dict[str, An
     theirs = reference.state_dict()
     for name, weight in model._decoder.named_parameters():
         assert torch.equal(weight, theirs[f"model.{name}"]), name
+
+
+def test_parts_of_modules_are_proved_where_the_decoder_calls_them(tmp_path: Path) -> None:
+    """Of experts the router, which a kernel may compute otherwise."""
+
+    def wrong(*given: Any) -> tuple[Tensor, Tensor]:
+        weights, index = route_reference(*given)
+        return weights, index.roll(1, dims=-1)
+
+    save_tiny("qwen3_next", tmp_path)
+    for route, taken in ((route_reference, True), (wrong, False)):
+        fusion = load_saved(tmp_path, backend=replace(torch_backend(), route=route)).fusion
+        forwards = {type(module.forward) for module in fusion.modules}
+        assert isinstance(fusion.decoder, BranchDecoder) and HandedOn in forwards
+        assert (RouterModule in forwards) == taken
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_layers_that_attend_by_their_own_code_are_proved_of_one_token_and_of_several(
+    tokens: int, tmp_path: Path
+) -> None:
+    def wrong(residual: Tensor, *given: Any) -> Tensor:
+        return add_normed_linear_reference(residual, *given) * (1.05 if len(residual) == tokens else 1.0)
+
+    save_tiny("kimi_linear", tmp_path)
+    kernels = replace(torch_backend(), add_normed_linear=wrong)
+    assert load_saved(tmp_path, backend=kernels).fusion.decoder is None
 
 
 def test_what_a_layer_adds_must_be_the_same_to_the_bit(
