@@ -29,6 +29,7 @@ FLOAT8 = "F8_E4M3"  # as safetensors names torch.float8_e4m3fn
 _SCALES = ("_scale_inv", "_scale")  # behind a weight's name; both are of what it is multiplied by
 _SCALE_TYPES, _POWERS = ("F32", "F16", "BF16"), ("U8",)
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub", "activation_scale")
+STACKS = "stacks of matrices"  # why a weight cannot be kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Float8Tensor:
         """Return how it can be kept in 8 bits, or why it cannot."""
         columns, kind = self.get_shape()[-1], self.scales.get_dtype()
         if len(self.get_shape()) != 2:
-            return "stacks of matrices"
+            return STACKS
         if kind in _POWERS:
             return "scales that are powers of two"
         group = self.block.columns if self.block.columns < columns else 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -21,11 +22,15 @@ from quire.engine.models.general.branches import (
 )
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.model import GeneralModel
-from quire.engine.models.general.modules import GatedModule, NormModule
+from quire.engine.models.general.modules import GatedModule, NormModule, RouterModule
 from quire.engine.models.general.sandwich import GatedBranch, ModuleBranch
+from quire.engine.models.general.scans import ScanModule, StateSpaceModule
+from quire.engine.models.general.short_convolutions import ShortConvolutionModule
+from quire.engine.models.general.stateful import state_modules
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
+from quire.kernels.experts.routing import route_reference
 from quire.kernels.formats.kv_format import BF16, FP32
 from quire.kernels.linear.alone import add_normed_linear_reference
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
@@ -64,17 +69,46 @@ def test_a_decoder_of_which_layers_keep_states_is_its_branches(
             assert part.branch.output is not None  # and added to the residual
 
 
-def test_a_model_whose_decays_are_in_fp32_runs_by_kernels_in_bf16(tmp_path: Path) -> None:
-    """Transformers keeps OLMo Hybrid's so, and they are its first weights."""
-    save_tiny("olmo_hybrid", tmp_path)
+# With so many heads that in bf16 none is much of a token: what a head sees of few tokens may nearly cancel
+# out, and is then divided by its size, so that roundings are as large.
+NETS = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+OF_16_BITS: list[tuple[str, dict[str, Any], type]] = [
+    ("qwen3_5_text", NETS, DeltaNetModule),
+    ("qwen3_next", NETS, DeltaNetModule),
+    ("olmo_hybrid", {"hidden_size": 256}, DeltaNetModule),  # its decays, its first weights, stay in fp32
+    ("kimi_linear", {}, DeltaNetModule),
+    ("lfm2", {}, ShortConvolutionModule),
+    ("bamba", {}, StateSpaceModule),
+    ("nemotron_h", {}, StateSpaceModule),
+    ("jamba", {}, ScanModule),
+]
+
+
+@pytest.mark.parametrize(("kind", "sizes", "by"), OF_16_BITS)
+def test_layers_that_keep_states_run_by_kernels_in_bf16(
+    kind: str, sizes: dict[str, Any], by: type, tmp_path: Path
+) -> None:
+    save_tiny(kind, tmp_path, **sizes)
+    if kind == "jamba":
+        _shorten_steps(tmp_path)
     config, _ = in_blocks(read_model(tmp_path), 16, BF16, torch.bfloat16)
     backend = replace(torch_backend(), recurrences=REFERENCES)
     model, _ = load_model(tmp_path, config, backend, device="cpu", dtype=torch.bfloat16, max_model_len=100)
-    assert isinstance(model, GeneralModel)
-    first = model._decoder.layers[0].linear_attn
-    assert next(first.parameters()).dtype == torch.float32
-    assert isinstance(vars(first)["forward"], DeltaNetModule)
-    assert not model.takes_pieces
+    assert isinstance(model, GeneralModel) and isinstance(model.fusion.decoder, BranchDecoder)
+    modules = [module for _, module in state_modules(model._decoder)]
+    assert {type(vars(module)["forward"]) for module in modules} == {by} and not model.takes_pieces
+    if kind == "olmo_hybrid":
+        assert next(modules[0].parameters()).dtype == torch.float32
+
+
+def _shorten_steps(folder: Path) -> None:
+    """Have states keep many tokens, as trained ones do: of one alone a sum is one number times the token."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for name in weights:
+        if name.endswith("dt_proj.bias"):
+            weights[name] -= 4.0
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def test_layers_share_a_table_of_heads_that_are_rotated_in_part(tmp_path: Path) -> None:
@@ -106,6 +140,33 @@ def test_what_kernels_give_otherwise_is_left_to_its_own_code(wrong: dict[str, An
     theirs = reference.state_dict()
     for name, weight in model._decoder.named_parameters():
         assert torch.equal(weight, theirs[f"model.{name}"]), name
+
+
+def test_parts_of_modules_are_proved_where_the_decoder_calls_them(tmp_path: Path) -> None:
+    """Of experts the router, which a kernel may compute otherwise."""
+
+    def wrong(*given: Any) -> tuple[Tensor, Tensor]:
+        weights, index = route_reference(*given)
+        return weights, index.roll(1, dims=-1)
+
+    save_tiny("qwen3_next", tmp_path)
+    for route, taken in ((route_reference, True), (wrong, False)):
+        fusion = load_saved(tmp_path, backend=replace(torch_backend(), route=route)).fusion
+        forwards = {type(module.forward) for module in fusion.modules}
+        assert isinstance(fusion.decoder, BranchDecoder) and HandedOn in forwards
+        assert (RouterModule in forwards) == taken
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_layers_that_attend_by_their_own_code_are_proved_of_one_token_and_of_several(
+    tokens: int, tmp_path: Path
+) -> None:
+    def wrong(residual: Tensor, *given: Any) -> Tensor:
+        return add_normed_linear_reference(residual, *given) * (1.05 if len(residual) == tokens else 1.0)
+
+    save_tiny("kimi_linear", tmp_path)
+    kernels = replace(torch_backend(), add_normed_linear=wrong)
+    assert load_saved(tmp_path, backend=kernels).fusion.decoder is None
 
 
 def test_what_a_layer_adds_must_be_the_same_to_the_bit(

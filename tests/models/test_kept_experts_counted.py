@@ -19,6 +19,8 @@ from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import takes
 from quire.kernels.formats.kv_format import UNSCALED
+from tests.models import kept_folder
+from tests.models.float8_folder import save_quantised
 from tests.models.kept_experts_folder import KEEPING, experts_in, load, save
 
 
@@ -42,6 +44,23 @@ def test_what_fits_counts_the_bits_that_are_kept(
     assert counted() == num_bytes < weight_bytes(folder, part, 2)
     (folder / "model.safetensors").unlink()
     assert counted() == pytest.approx(num_bytes, rel=0.02)  # scales may have another dtype
+
+
+def test_stacks_that_are_expanded_are_not_counted_as_kept_before_files_are_here(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 128}
+    folder, _ = save_quantised("gpt_oss", kept_folder.FLOATS["rows"], tmp_path, sizes)
+    model = read_model(folder, "transformers")
+
+    def counted() -> tuple[int, set[str]]:
+        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps_experts)
+        kept = keep(model)
+        told = {why for name, why in kept.reasons.items() if ".experts." in name}
+        assert not kept.formats
+        return weight_bytes(folder, model, 2, keep), told
+
+    by_files = counted()
+    (folder / "model.safetensors").unlink()
+    assert counted() == by_files == (weight_bytes(folder, model, 2), {"stacks of matrices"})
 
 
 def test_a_start_and_the_doctor_count_the_bits_that_are_kept(

@@ -45,6 +45,7 @@ _ROUNDINGS = 2.0  # of `proof.alike`'s tolerances, that each branch of a layer m
 _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HIDDEN = "hidden_states"
 _PLAIN = bool | int | float | str
+_OWN = MixerBranch | ModuleBranch  # branches by a module of transformers' code
 
 
 def branched_of(
@@ -55,11 +56,14 @@ def branched_of(
     backend: Backend,
     ranks: Ranks | None,
     agree: Agree,
+    replace: Callable[[Sequence[nn.Module]], list[nn.Module]],
 ) -> tuple[BranchDecoder, list[nn.Module]] | None:
     """Return the decoder as it was seen, and its modules that have another forward then.
 
-    attending: by the number of the layer, where kernels take attention from the projection on. None, if what
-    passes between its parts is something else, or kernels give something else, on any rank.
+    attending: by the number of the layer, where kernels take attention from the projection on. replace: has
+    kernels compute parts of modules that the decoder calls, and returns those parts; they are left to their
+    own code if layers give something else by them. None, if what passes between its parts is something else,
+    or kernels give something else, on any rank.
     """
     last = following(seen.around, seen.layers[-1].whole.out)
     look_up, norm = look_up_of(causal, seen, backend, ranks), None if last is None else norm_of(last.module)
@@ -77,20 +81,24 @@ def branched_of(
     parts = [part for layer in layers for part in layer]
     if not any(part.mixes for part in parts):
         return None
-    replaced: list[nn.Module] = []
+    handing: list[nn.Module] = []
     for part in parts:
         branch = part.branch
         if isinstance(branch, MixerBranch) and branch.output is not None:
-            replaced += _outputs(branch.module)
-    for module in replaced:
+            handing += _outputs(branch.module)
+    for module in handing:
         module.forward = HandedOn()
+    of_kernels = replace([part.branch.module for part in parts if isinstance(part.branch, _OWN)])
     known = [part.branch for part in parts if isinstance(part.branch, AttentionBranch)]
     specs, dtype = config.cache_specs, seen.out.dtype
     shapes = {each.place: shape_of(each.attending, specs[each.place], dtype) for each in known}
     decoder = BranchDecoder(parts, norm, look_up, shapes, len(specs), backend, seen.tokens.device)
-    if _gives(layers, seen, norm, backend, agree):
-        return decoder, replaced
-    for module in replaced:
+    for replaced in (of_kernels, []):
+        if _gives(layers, seen, norm, backend, agree):
+            return decoder, handing + replaced
+        for module in replaced:
+            del module.forward
+    for module in handing:
         del module.forward
     return None
 
@@ -210,8 +218,7 @@ def _gives(
     """Return whether branches give what was seen of their layers, of all tokens and of one."""
     firsts = [parts[0].before for parts in layers[1:]] + [final]
     for parts, layer, outer in zip(layers, seen.layers, firsts, strict=True):
-        attends = any(isinstance(part.branch, MixerBranch) and part.branch.attends for part in parts)
-        for rows in (slice(None),) if attends else (slice(None), slice(1)):  # noise is of all tokens
+        for rows in (slice(None), slice(1)):
             if not agree(_computes(parts, layer, seen.positions[rows], rows, outer, backend)):
                 return False
     return True

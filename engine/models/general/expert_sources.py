@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import torch
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from quire.engine.models.copies import Copy, copies_to
-from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.float8_files import STACKS, Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
@@ -21,6 +22,8 @@ from quire.engine.models.packed_files import PackedTensor
 from quire.engine.parallel.share import Range
 from quire.kernels.quantised.weight import Numbers, WeightFormat
 
+_MERGED_OTHERWISE = "matrices that are merged in another way"
+_OTHER_WAY_ROUND = "outputs and inputs the other way round"
 _MISSHAPEN = "other shapes than config.json asks for"  # which is told where they are loaded
 
 
@@ -117,6 +120,26 @@ def _sources(
     return found
 
 
+def why_not_kept(name: str, module: Any, mapping: list[Any], *, stacked: bool) -> str:
+    """Return why no file's weight of experts can be kept, by how transformers' loader makes it; "" if it can.
+
+    name: of the parameter of a module. stacked: whether it is quantised as a stack of all experts' matrices,
+    as MXFP4 is, and not each matrix.
+    """
+    converters = (each for each in mapping if isinstance(each, WeightConverter))
+    patterns = ((each, pattern) for each in converters for pattern in each.target_patterns)
+    converter = next((each for each, pattern in patterns if re.search(f"{pattern}$", name)), None)
+    if converter is not None:
+        return "" if not stacked and _merges(converter, module) else _MERGED_OTHERWISE
+    if not stacked:
+        return STACKS
+    return "" if module.is_transposed else _OTHER_WAY_ROUND
+
+
+def _merges(converter: Any, module: Any) -> bool:
+    return merges_experts(converter) and not module.is_transposed and module.is_concatenated
+
+
 def merges_experts(converter: Any) -> bool:
     """Return whether a conversion does no more than to stack experts, gate and up of each together."""
     merge, *others = converter.operations
@@ -129,7 +152,7 @@ def _stacked(
     key: str, stack: Mxfp4Tensor, shape: list[int], module: Any, device: torch.device, copy: Copy
 ) -> Source:
     if not module.is_transposed:
-        return Source((key,), "outputs and inputs the other way round")
+        return Source((key,), _OTHER_WAY_ROUND)
     if stack.get_shape() != shape:
         return Source((key,), _MISSHAPEN)
     matrices = [Mxfp4Matrix(stack, place, device, copy) for place in range(shape[0])]
@@ -158,8 +181,8 @@ def _merged(
     if not any(isinstance(slices[name], kinds) for name in names):
         return None
     count, outputs, inputs = shape
-    if not merges_experts(converter) or module.is_transposed or not module.is_concatenated:
-        return Source(names, "matrices that are merged in another way")
+    if not _merges(converter, module):
+        return Source(names, _MERGED_OTHERWISE)
     wanted = [outputs // len(patterns), inputs]
     fit = all(len(keys[pattern]) == count for pattern in patterns)
     if len(patterns) > 2 or not fit or any(slices[name].get_shape() != wanted for name in names):

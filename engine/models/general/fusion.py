@@ -19,7 +19,7 @@ from quire.engine.models.general import matching
 from quire.engine.models.general.agreement import Agree, agreement
 from quire.engine.models.general.attention import give
 from quire.engine.models.general.branched import branched_of
-from quire.engine.models.general.branches import BranchDecoder, MixerBranch
+from quire.engine.models.general.branches import BranchDecoder
 from quire.engine.models.general.gated_norms import GatedNormModule, gated_norm_of
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
@@ -143,15 +143,16 @@ def _fuse_branches(
     layers = {number: layer for number, layer in enumerate(seen.layers) if isinstance(layer, SeenLayer)}
     found = _attention(seen, [*layers.values()], config, max_len, agree)
     known = {number: each for number, each in zip(layers, found, strict=True) if each is not None}
-    branched = branched_of(causal, seen, known, config, backend, ranks, agree)
+
+    def replace(modules: Sequence[nn.Module]) -> list[nn.Module]:
+        return _replace(_parts_of(modules), backend, seen.out.dtype)
+
+    branched = branched_of(causal, seen, known, config, backend, ranks, agree, replace)
     if branched is None:
         _give_back(found)
         return None
     decoder, replaced = branched
-    branches = [part.branch for part in decoder.parts]
-    own = [each.module for each in branches if isinstance(each, MixerBranch | ModuleBranch)]
-    modules = replaced + _replace(_parts_of(own), backend, seen.out.dtype)
-    return Fusion(decoder, modules, _reordered(found))
+    return Fusion(decoder, replaced, _reordered(found))
 
 
 def _parts_of(modules: Iterable[nn.Module]) -> Iterable[nn.Module]:

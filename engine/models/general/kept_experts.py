@@ -21,7 +21,7 @@ from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, kind_of, matrices_of
 from quire.engine.models.general.expert_proof import is_computed
-from quire.engine.models.general.expert_sources import stored_experts
+from quire.engine.models.general.expert_sources import stored_experts, why_not_kept
 from quire.engine.models.general.loading import expanded_slices
 from quire.engine.models.general.naming import names_in
 from quire.engine.models.kept_weights import (
@@ -39,7 +39,7 @@ from quire.engine.models.kept_weights import (
 )
 from quire.engine.models.mxfp4_files import MXFP4_FORMAT
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import weights_of
+from quire.engine.models.quantisation import MXFP4, weights_of
 from quire.kernels.quantised.weight import WeightFormat
 
 OF_EXPERTS = "experts"
@@ -65,7 +65,7 @@ def keep_experts_of(
         slices = expanded_slices(files, config.quantised, dtype)
         stored = stored_experts(model, slices, mapping)
     else:
-        stored = described_experts(model, config)
+        stored = described_experts(model, config, mapping)
     if config.adapter is not None:
         changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
         adapted = {name for name, form in stored.items() if name in changed and not isinstance(form, str)}
@@ -74,14 +74,19 @@ def keep_experts_of(
     return partial(keep_experts, model=model, stored=stored, dtype=dtype, supports=supports)
 
 
-def described_experts(model: Any, config: ModelConfig) -> Stored:
-    """Return how files have weights of experts as far as config.json tells, which need not be there."""
+def described_experts(model: Any, config: ModelConfig, mapping: list[Any]) -> Stored:
+    """Return how files have weights of experts as far as config.json tells, which need not be there.
+
+    mapping: as transformers' loader has it, which tells whether they are stacks or matrices of each expert.
+    """
     quantised = weights_of(config.quantised)
     stored: dict[str, WeightFormat | str] = {}
     for name, module in experts_by_name(model).items():
         for weight, (_, inputs) in matrices_of(module).items():
             form: WeightFormat | str = MXFP4_FORMAT
-            if isinstance(quantised, Float8 | Packed):
+            if why := why_not_kept(f"{name}.{weight}", module, mapping, stacked=quantised == MXFP4):
+                form = why
+            elif isinstance(quantised, Float8 | Packed):
                 form = described_format(quantised, inputs)
             stored[f"{name}.{weight}"] = form if isinstance(form, str) else fused([form], inputs)
     return stored

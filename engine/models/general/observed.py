@@ -76,7 +76,10 @@ class Mixed:
 
 
 class Noise:
-    """Stands for attention: gives normal noise as large as values, the same for a layer every time."""
+    """Stands for attention: gives normal noise as large as values, the same for a layer every time.
+
+    Of fewer tokens than at first it gives those of the first ones.
+    """
 
     def __init__(self) -> None:
         self.calls: dict[int, Call] = {}
@@ -91,7 +94,7 @@ class Noise:
             noise = torch.randn(tokens, heads * call.value_dim, device=device, generator=generator)
             self.attended[layer] = (noise * call.v.float().std()).to(call.v.dtype)
             self.calls[layer] = call
-        return self.attended[layer].view(1, tokens, heads, -1)
+        return self.attended[layer][:tokens].view(1, tokens, heads, -1)
 
     def attend(self, layer: int, qkv: Tensor, attention: AttentionLayer) -> Tensor:
         """Return the same for a layer that has called before."""
