@@ -55,11 +55,13 @@ class Experts:
     def of(cls, config: dict[str, Any], info: EngineInfo) -> Experts:
         count = config.get("num_experts") or config.get("num_local_experts") or 0
         width = config.get("moe_intermediate_size") or config["intermediate_size"]
-        weights = 3 * count * config["num_hidden_layers"] * config["hidden_size"] * width
+        layers = config["num_hidden_layers"] - config.get("mlp_layer_types", []).count("dense")
+        weights = 3 * count * layers * config["hidden_size"] * width
         itemsize = getattr(torch, info.dtype).itemsize
         if info.kept_bits:
             itemsize = BYTES_OF[config["quantization_config"]["quant_method"]]
-        return cls(count, config.get("num_experts_per_tok", 0), int(weights * itemsize))
+        asked = config.get("num_experts_per_tok") or config.get("num_experts_per_token") or 0
+        return cls(count, asked, int(weights * itemsize))
 
     def unread_bytes(self, tokens: int) -> float:
         """Return the bytes of experts that none of so many tokens asks for, if each asks by chance."""

@@ -2,8 +2,9 @@
 quire.loadtest.gpu_states [--json FILE]`.
 
 Dummy weights, a process a model and way. Prints milliseconds of decode steps of 1, 8, 64 and 256 sequences,
-the share of the bound that is (weights read, states read and written, at the rate of a large copy), and
-tokens a second of prompts alone, one and eight at once. Needs one CUDA device.
+the share of the bound that is (weights read, of experts those that the tokens ask for, states read and
+written, at the rate of a large copy), and tokens a second of prompts alone, one and eight at once. Needs one
+CUDA device.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from quire.engine.models.reading import read_model
 from quire.engine.startup import start_with_graphs
 from quire.kernels.backend import triton_backend
 from quire.loadtest.command import command_parser, parse_for_cuda, write_json
+from quire.loadtest.gpu_shapes import Experts
 from quire.loadtest.model_configs import write_model_folder
 from quire.loadtest.offline.bench import requests
 from quire.loadtest.offline.roofline import measure_ceilings
@@ -121,11 +123,11 @@ def time_model(name: str, way: str, rows: list[int]) -> list[Timing]:
         keeps = read_model(folder).states
     bandwidth = measure_ceilings(torch.device("cuda"), getattr(torch, info.dtype)).bandwidth
     state_bytes = 2 * sum(layer.computed_in("bfloat16").num_bytes for layer in keeps)
-    weights = info.body_weight_bytes + info.head_weight_bytes
+    weights, experts = info.body_weight_bytes + info.head_weight_bytes, Experts.of(STATES[name], info)
     timings = []
     for count in rows:
         step = _decodes(core, info.vocab_size, count)
-        bound = (weights + count * state_bytes) / bandwidth
+        bound = (weights - experts.unread_bytes(count) + count * state_bytes) / bandwidth
         timings.append(Timing(name, way, count, 1, round(1e3 * step, 4), round(bound / step, 3)))
     for count, tokens in PROMPTS:
         taken = statistics.median(

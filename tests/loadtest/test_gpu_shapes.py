@@ -6,14 +6,17 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+
 
 from quire.engine.models.reading import read_model
 from quire.loadtest import gpu_shapes
 from quire.loadtest.gpu_shapes import CONFIGS, Experts, time_model
 from quire.loadtest.model_configs import COMMON
 from quire.loadtest.offline.roofline import Ceilings
+from quire.loadtest.shape_configs import STATES
 
 TINY = {
     "hidden_size": 64,
@@ -68,3 +71,9 @@ def test_steps_with_so_many_sequences_are_timed(monkeypatch: pytest.MonkeyPatch)
         assert least < 1e6 * each.bound_ms < most + 4 * 5 * 64  # with norms
         assert (each.step_ms, each.mean_ms) == pytest.approx((2, 2))
         assert each.bound_share == pytest.approx(each.bound_ms / 2, abs=0.001)
+
+
+def test_experts_are_those_of_layers_that_have_some() -> None:
+    info = cast("EngineInfo", SimpleNamespace(dtype="bfloat16", kept_bits=()))
+    found = Experts.of(STATES["kimi-linear-8-layers"], info)
+    assert found == Experts(count=256, asked=8, bytes=2 * 7 * 256 * 3 * 2304 * 1024)
