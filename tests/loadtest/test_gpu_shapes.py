@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-
+from quire.engine.config import EngineInfo
 from quire.engine.models.reading import read_model
 from quire.loadtest import gpu_shapes
 from quire.loadtest.gpu_shapes import CONFIGS, Experts, time_model
