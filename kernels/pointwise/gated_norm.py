@@ -37,29 +37,20 @@ def gated_norm(x: Tensor, gate: Tensor, norm: GatedNorm, dtype: torch.dtype | No
     Rows may be strided; numbers of a row that are not next to each other are copied first. Raise ValueError
     if shapes do not fit together.
     """
-    y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
-    gated_norm_into(x, gate, norm, y)
-    return y
-
-
-def gated_norm_into(x: Tensor, gate: Tensor, norm: GatedNorm, y: Tensor, kept: Tensor | None = None) -> None:
-    """Write to y [T, H], which is contiguous, what `gated_norm` returns.
-
-    kept [B] i32: of the first B rows those for which it is not negative stay as they are.
-    """
     _check(x, gate, norm)
     x, gate = (each if each.stride(1) == 1 else each.contiguous() for each in (x, gate))
+    y = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     tokens, hidden = x.shape
     if tokens:
         columns = hidden // norm.groups
         block = triton.next_power_of_2(columns)
         rows = max(1, TILE // block)
         _gated_norm_kernel[(triton.cdiv(tokens, rows), norm.groups)](
-            x, gate, norm.weight, y, kept, 0 if kept is None else len(kept), tokens, x.stride(0),
-            gate.stride(0), norm.eps, hidden, columns, block, rows, norm.gate_first,
-            norm.activation == "silu", num_warps=min(max(rows * block // 256, 1), 8),
+            x, gate, norm.weight, y, tokens, x.stride(0), gate.stride(0), norm.eps, hidden, columns, block,
+            rows, norm.gate_first, norm.activation == "silu", num_warps=min(max(rows * block // 256, 1), 8),
             **dependent_launch(x.device),
         )  # fmt: skip
+    return y
 
 
 def gated_norm_reference(
@@ -92,14 +83,12 @@ def _check(x: Tensor, gate: Tensor, norm: GatedNorm) -> None:
 READS_EARLY = frozenset(("weight_ptr",))
 
 
-@triton.jit(do_not_specialize=["kept_rows"])
+@triton.jit
 def _gated_norm_kernel(
     x_ptr: tl.tensor,
     gate_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     y_ptr: tl.tensor,
-    kept_ptr: tl.tensor,
-    kept_rows: tl.tensor,
     tokens: tl.tensor,
     x_stride: tl.tensor,
     gate_stride: tl.tensor,
@@ -119,29 +108,11 @@ def _gated_norm_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
-    written = token < tokens
-    if kept_ptr is not None:
-        written &= tl.load(kept_ptr + token, token < kept_rows, other=-1) < 0
-    inside = written[:, None] & (of_group < COLUMNS)[None, :]
+    inside = (token < tokens)[:, None] & (of_group < COLUMNS)[None, :]
     x = tl.load(x_ptr + token[:, None] * x_stride + column[None, :], inside, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + token[:, None] * gate_stride + column[None, :], inside, other=0.0).to(
         tl.float32
     )
-    x = gated(x, gate, weight, eps, COLUMNS, GATE_FIRST, SILU)
-    tl.store(y_ptr + token[:, None] * HIDDEN + column[None, :], x.to(y_ptr.dtype.element_ty), inside)
-
-
-@triton.jit
-def gated(
-    x: tl.tensor,
-    gate: tl.tensor,
-    weight: tl.tensor,
-    eps: tl.tensor,
-    COLUMNS: tl.constexpr,
-    GATE_FIRST: tl.constexpr,
-    SILU: tl.constexpr,
-) -> tl.tensor:
-    """Return rows x [R, C] in fp32, zeros behind COLUMNS, normalised with gates [R, C] and a weight [C]."""
     factor = tl.sigmoid(gate)
     if SILU:
         factor *= gate
@@ -150,4 +121,4 @@ def gated(
     x *= tl.rsqrt(tl.sum(x * x, 1) / COLUMNS + eps)[:, None] * weight[None, :]
     if not GATE_FIRST:
         x *= factor
-    return x
+    tl.store(y_ptr + token[:, None] * HIDDEN + column[None, :], x.to(y_ptr.dtype.element_ty), inside)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +9,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.launch import dependent_launch
-from quire.kernels.pointwise.gated_norm import GatedNorm, gated
 from quire.kernels.recurrence.delta_chunks import delta_rule_of_chunks
 from quire.kernels.recurrence.delta_gates import betas
 from quire.kernels.recurrence.delta_products import EPS, rows_of
@@ -20,7 +17,7 @@ from quire.kernels.recurrence.time_steps import softplus
 
 MOST_WIDTH = 256  # of keys and values
 SLICE = 32  # of a value's numbers that a program has the state of: 128 bytes of each row
-NUMBERS_OF_WARP = 1024  # of a state: 32 of each thread
+WARPS = 4
 
 
 def gated_delta_rule(
@@ -67,31 +64,20 @@ def delta_rule_of_decodes(
     *,
     normalised: bool,
     gates: tuple[Tensor, Tensor, float] | None = None,
-    norm: tuple[Tensor, GatedNorm] | None = None,
 ) -> None:
     """Do what `gated_delta_rule` does of a step's decodes, at least one, into out [T, Hv, Dv].
 
-    gates: a_log, dt_bias and most, by which `delta_gates` makes decays and betas of g and beta. norm: a gate
-    [T, Hv * Dv] and the norm of each head by which the rounded result is normalised. All rows have their
-    numbers next to each other.
+    gates: a_log, dt_bias and most, by which `delta_gates` makes decays and betas of g and beta. All rows have
+    their numbers next to each other.
     """
     heads, key_dim, value_dim = state.shape[1:]
     a_log, dt_bias, most = gates or (None, None, 1.0)
     by_key = g.shape[1:] != beta.shape[1:]
-    keys, values = triton.next_power_of_2(key_dim), SLICE
-    weight: dict[str, Any] = {"gate_ptr": None, "weight_ptr": None, "gate_stride": 0, "eps": 0.0}
-    weight |= {"GATE_FIRST": False, "SILU": False}
-    if norm is not None:  # which needs all of a head's values
-        gate, of_head = norm
-        values = triton.next_power_of_2(value_dim)
-        weight = {"gate_ptr": gate, "weight_ptr": of_head.weight, "gate_stride": gate.stride(0)}
-        weight |= {"eps": of_head.eps, "GATE_FIRST": of_head.gate_first}
-        weight |= {"SILU": of_head.activation == "silu"}
-    _decode_kernel[(triton.cdiv(value_dim, values), heads, step.decodes)](
+    _decode_kernel[(triton.cdiv(value_dim, SLICE), heads, step.decodes)](
         q, k, v, g, beta, a_log, dt_bias, state, step.before, step.after, out,
         *(x.stride(0) for x in (q, k, v, g, beta, state)), key_dim**-0.5, most,
-        heads, heads // k.shape[1], key_dim, value_dim, keys, values, by_key, normalised, EPS,
-        num_warps=min(max(keys * values // NUMBERS_OF_WARP, 1), 32), **weight, **dependent_launch(q.device),
+        heads, heads // k.shape[1], key_dim, value_dim, triton.next_power_of_2(key_dim), SLICE,
+        by_key, normalised, EPS, num_warps=WARPS, **dependent_launch(q.device),
     )  # fmt: skip
 
 
@@ -143,7 +129,7 @@ def check_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: 
 
 
 # Before kernels ahead have ended, see `kernels.launch`.
-READS_EARLY = frozenset(("before_ptr", "after_ptr", "state_ptr", "a_log_ptr", "dt_bias_ptr", "weight_ptr"))
+READS_EARLY = frozenset(("before_ptr", "after_ptr", "state_ptr", "a_log_ptr", "dt_bias_ptr"))
 
 
 @triton.jit
@@ -176,15 +162,9 @@ def _decode_kernel(
     BY_KEY: tl.constexpr,
     NORMALISED: tl.constexpr,
     EPS: tl.constexpr,
-    gate_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    gate_stride: tl.tensor,
-    eps: tl.tensor,
-    GATE_FIRST: tl.constexpr,
-    SILU: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Compute a decode's token for a value head and a slice of its values: all that are, if with a gate."""
+    """Compute a decode's token for a value head and a slice of its values."""
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     key = tl.arange(0, KEYS)
@@ -204,19 +184,16 @@ def _decode_kernel(
     if a_log_ptr is not None:
         rate = -tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
         bias = tl.load(dt_bias_ptr + of_decay, in_decay, other=0.0).to(tl.float32)
-    of_value = head * VALUE_DIM + value
-    if gate_ptr is not None:
-        weight = tl.load(weight_ptr + of_value, in_value, other=0.0).to(tl.float32)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     if after < 0:  # it pads
-        tl.store(out_ptr + row * (HEADS * VALUE_DIM) + of_value, 0.0, in_value)
+        tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, 0.0, in_value)
         return
     of_head = head // GROUP * KEY_DIM + key
     q = tl.load(q_ptr + row * q_stride + of_head, in_key, other=0.0).to(tl.float32)
     k = tl.load(k_ptr + row * k_stride + of_head, in_key, other=0.0).to(tl.float32)
-    v = tl.load(v_ptr + row * v_stride + of_value, in_value, other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + row * v_stride + head * VALUE_DIM + value, in_value, other=0.0).to(tl.float32)
     beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
     g = tl.load(g_ptr + row * g_stride + of_decay, in_decay, other=0.0).to(tl.float32)
     if a_log_ptr is not None:
@@ -229,10 +206,5 @@ def _decode_kernel(
     change = (v - tl.sum(state * k[:, None], 0)) * beta
     state += k[:, None] * change[None, :]
     tl.store(state_ptr + after * state_stride + places, state, inside)
-    result = tl.sum(state * (q * scale)[:, None], 0).to(out_ptr.dtype.element_ty)
-    if gate_ptr is not None:
-        gate = tl.load(gate_ptr + row * gate_stride + of_value, in_value, other=0.0).to(tl.float32)
-        wide = result.to(tl.float32)[None, :]
-        normed = gated(wide, gate[None, :], weight, eps, VALUE_DIM, GATE_FIRST, SILU)
-        result = tl.sum(normed, 0).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row * (HEADS * VALUE_DIM) + of_value, result, in_value)
+    result = tl.sum(state * (q * scale)[:, None], 0)
+    tl.store(out_ptr + (row * HEADS + head) * VALUE_DIM + value, result, in_value)

@@ -225,10 +225,9 @@ def small_cases() -> dict[str, Case]:
     gate_of_8b = {"WIDTH": 14336, "BLOCK": 1024, "KIND": "silu", "DEPENDENT": True}
     gated_heads = {"HIDDEN": 128, "COLUMNS": 128, "BLOCK": 128, "ROWS": 8, "GATE_FIRST": False, "SILU": True}
     gated_heads["DEPENDENT"] = True
-    gated_types = {"gate_ptr": "*bf16", "kept_ptr": "*i32"}
     found: dict[str, tuple[Any, dict[str, Any], int, dict[str, str]]] = {
         "add_rms_norm": (norm._rms_norm_kernel, norm_of_8b, 16, {"x_ptr": "*fp32"}),
-        "gated_norm": (gated_norm._gated_norm_kernel, gated_heads, 4, gated_types),
+        "gated_norm": (gated_norm._gated_norm_kernel, gated_heads, 4, {"gate_ptr": "*bf16"}),
         "silu_mul": (activation._gated_kernel, gate_of_8b, 8, {}),
         "copy_blocks": (block_copy._copy_blocks_kernel, {"WORDS": block_copy.WORDS}, 8, {}),
         "copy_pinned": (pinned_copy.copy_kernel, {"WORDS": pinned_copy.WORDS}, 4, {}),

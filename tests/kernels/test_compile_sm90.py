@@ -178,7 +178,6 @@ SPILLS_LIMIT = {
     "delta_gates_by_key": 0,
     "delta_rule": 0,
     "delta_rule_by_key": 0,
-    "delta_rule_normed": 0,
     "decode_blocks": 0,
     "sigmoid_gate": 0,
     "selective_scan": 0,
@@ -824,8 +823,7 @@ def recurrence_variants() -> dict[str, Case]:
     of_gates |= {"decays_ptr": "*fp32", "most": "fp32"}
     of_rule = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "beta_ptr", "out_ptr"), "*bf16")
     of_rule |= dict.fromkeys(("g_ptr", "a_log_ptr", "dt_bias_ptr"), "*bf16")
-    of_rule |= {"state_ptr": "*fp32", "scale": "fp32", "most": "fp32", "eps": "fp32"}
-    of_rule |= {"gate_ptr": "*bf16", "weight_ptr": "*bf16"}
+    of_rule |= {"state_ptr": "*fp32", "scale": "fp32", "most": "fp32"}
     of_rule |= {"before_ptr": "*i32", "after_ptr": "*i32"}
     of_blocks = dict.fromkeys(("tables_ptr", "rows_ptr", "lens_ptr", "before_ptr", "after_ptr"), "*i32")
     of_scan = types | dict.fromkeys(("a_ptr", "d_ptr", "bias_ptr", "state_ptr"), "*fp32")
@@ -836,17 +834,13 @@ def recurrence_variants() -> dict[str, Case]:
     scan, wide = selective_scan_kernels, selective_scan_kernels.chunk_tile(256)
     ruled = {"HEADS": 32, "GROUP": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "KEYS": 128, "NORMALISED": True}
     ruled |= {"SLICE": delta_rule.SLICE, "EPS": delta_products.EPS, "DEPENDENT": True}
-    ruled |= {"GATE_FIRST": False, "SILU": True}
-    without = {"gate_ptr": None, "weight_ptr": None}
-    normed = ruled | {"SLICE": 128}
     by_key = {"HEADS": 32, "HEADS_PADDED": 32, "NUMBERS": 4096, "BLOCK": delta_gates.NUMBERS}
     found: dict[str, tuple[Any, dict[str, Any], int]] = {
         "delta_gates_by_key": (
             delta_gates._gates_by_key_kernel, by_key | {"DEPENDENT": True}, delta_gates.WARPS,
         ),
-        "delta_rule": (delta_rule._decode_kernel, ruled | without | {"BY_KEY": False}, 4),
-        "delta_rule_by_key": (delta_rule._decode_kernel, ruled | without | {"BY_KEY": True}, 4),
-        "delta_rule_normed": (delta_rule._decode_kernel, normed | {"BY_KEY": False}, 16),
+        "delta_rule": (delta_rule._decode_kernel, ruled | {"BY_KEY": False}, delta_rule.WARPS),
+        "delta_rule_by_key": (delta_rule._decode_kernel, ruled | {"BY_KEY": True}, delta_rule.WARPS),
         "decode_blocks": (
             decode_blocks._kernel, {"BLOCK_SIZE": 256, "ROWS": decode_blocks.ROWS}, decode_blocks.WARPS,
         ),

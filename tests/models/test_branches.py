@@ -243,7 +243,7 @@ def test_modules_have_their_weights_and_their_code_again(tmp_path: Path) -> None
 # Of two layers: a norm is of each branch, an MLP two products, and attention writes keys and attends. Large
 # states are in groups of layers, of all of which one kernel finds the blocks of decodes.
 PAIRS = [
-    ("qwen3_5_text", ["linear_attention", "full_attention"], (4 + 1) + 3 + (5 + 1) + 3),
+    ("qwen3_5_text", ["linear_attention", "full_attention"], (5 + 1) + 3 + (5 + 1) + 3),
     ("lfm2", ["conv", "full_attention"], (3 + 1) + 3 + (4 + 1) + 3),
     ("mamba2", [], 2 * (5 + 1)),
     ("falcon_mamba", [], 2 * (9 + 1)),

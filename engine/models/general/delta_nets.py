@@ -177,4 +177,5 @@ class DeltaNetModule:
         of_keys = (mixed.shape[1] - of_values) // 2
         q, k, v = mixed.split([of_keys, of_keys, of_values], dim=1)
         q, k, v = q.unflatten(1, (-1, keys)), k.unflatten(1, (-1, keys)), v.unflatten(1, (-1, values))
-        return recurrences.delta_net(q, k, v, a, b, net.decays, gates, net.norm, summed, step)
+        seen = recurrences.delta_net(q, k, v, a, b, net.decays, summed, step)
+        return backend.gated_norm(seen.view(-1, of_values), gates, net.norm)
