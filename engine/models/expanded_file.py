@@ -8,8 +8,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quire.kernels.quantised.weight import Numbers
-
 _PIECE = 1 << 20  # numbers that are expanded at once
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}  # as safetensors has them
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -64,16 +62,6 @@ def ranges_of(index: Any, shape: list[int]) -> list[tuple[int, int]]:
 def rows_at_once(columns: int, piece: int = _PIECE) -> int:
     """Return how many rows of so many numbers are expanded at once: at least one."""
     return max(piece // max(columns, 1), 1)
-
-
-def surely_finite(numbers: Numbers, dtype: torch.dtype) -> bool:
-    """Tell whether all products of codes and scales are numbers of a dtype, whatever the codes' sizes."""
-    most, found = 15.0, [numbers.scales.float().abs().max()]
-    if numbers.codes.is_floating_point():
-        most = torch.finfo(numbers.codes.dtype).max
-        found.append(numbers.codes.float().isnan().any().float())
-    largest, *without = torch.stack(found).tolist()  # the host waits for the device once
-    return not any(without) and largest * most <= torch.finfo(dtype).max  # nor if one is NaN
 
 
 def round_once(expanded: Tensor, numbers: Tensor, name: str) -> None:

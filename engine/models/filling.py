@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.copies import Copy
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.weights import Place
 from quire.engine.parallel.share import Share
 from quire.kernels.quantised.weight import QuantisedWeight
@@ -43,9 +44,10 @@ def _fill_kept(place: QuantisedWeight, tensor: Any, share: Share | None) -> None
     outputs, inputs = place.shape
     ranges = share.ranges if share is not None and share.dim == 0 else ((0, outputs),)
     columns = share.ranges[0] if share is not None and share.dim == 1 else (0, inputs)
-    step, offset = max(_KEPT_AT_ONCE // inputs, 1), 0
+    step, offset, doubts = max(_KEPT_AT_ONCE // inputs, 1), 0, Doubts()
     for begin, end in ranges:
         for first in range(begin, end, step):
             last = min(first + step, end)
-            place.rows(offset, offset + last - first).fill(tensor.numbers((first, last), columns))
+            place.rows(offset, offset + last - first).fill(tensor.numbers((first, last), columns, doubts))
             offset += last - first
+    doubts.settle()

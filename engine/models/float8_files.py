@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.copies import CopiedSlice, Copy
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import (
     DTYPES,
     NAMES,
@@ -17,7 +18,6 @@ from quire.engine.models.expanded_file import (
     ranges_of,
     round_once,
     rows_at_once,
-    surely_finite,
 )
 from quire.engine.models.float8 import Block, Float8
 from quire.engine.models.mxfp4_files import POWERS
@@ -87,15 +87,14 @@ class Float8Tensor:
         group = self.block.columns if self.block.columns < columns else 0
         return WeightFormat("float8", group, False, DTYPES[kind])
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
-        """Read a part of a matrix as it can be kept. Raises ValueError as reading what it stands for does."""
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part of a matrix as it can be kept; what it stands for may be refused by `doubts`."""
         floats = self.floats[slice(*outputs), slice(*inputs)].to(self.device)
         of_rows = torch.arange(*outputs, device=self.device) // self.block.rows
         groups = slice(inputs[0] // self.block.columns, -(-inputs[1] // self.block.columns))
         scales = self._scales()[of_rows, groups].to(DTYPES[self.scales.get_dtype()])
         numbers = Numbers(floats, scales)
-        if not surely_finite(numbers, self.dtype):
-            self[slice(*outputs), slice(*inputs)]  # which raises by name, or finds that they are
+        doubts.note(numbers, self, outputs, inputs, self.dtype)
         return numbers
 
     def _scales(self) -> Tensor:

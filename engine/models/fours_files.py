@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.copies import CopiedSlice, Copy
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import NAMES, ExpandedFile, ranges_of, round_once, rows_at_once
 from quire.engine.models.mxfp4_files import MXFP4_FORMAT, POWERS, codes_of, most_of
 from quire.engine.models.weight_files import listed
@@ -88,8 +89,8 @@ class FoursTensor:
             return "scales that are no powers of two"
         return MXFP4_FORMAT if self.factors is None else "factors of inputs"
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
-        """Read a part as it can be kept, whose inputs begin and end with blocks."""
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part as it can be kept, whose inputs begin and end with blocks; there are no doubts."""
         begin, end = inputs
         pairs = self.packed[slice(*outputs), begin // 2 : end // 2].to(self.device)
         scales = self.scales[slice(*outputs), begin // self.block : end // self.block]

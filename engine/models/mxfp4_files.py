@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.copies import Copy
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import NAMES, ranges_of
 from quire.engine.models.weight_files import listed
 from quire.engine.parallel.share import Range
@@ -95,8 +96,8 @@ class Mxfp4Matrix:
     def kept_format(self) -> WeightFormat:
         return MXFP4_FORMAT
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
-        """Read a part as it can be kept, whose inputs begin and end with blocks."""
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part as it can be kept, whose inputs begin and end with blocks; there are no doubts."""
         begin, end = (each // IN_A_BLOCK for each in inputs)
         part = slice(self.place, self.place + 1), slice(*outputs), slice(begin, end)
         scales = self.stack.scales[part][0]

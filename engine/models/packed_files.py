@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.engine.models.copies import CopiedSlice, Copy
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import (
     DTYPES,
     NAMES,
@@ -17,7 +18,6 @@ from quire.engine.models.expanded_file import (
     ranges_of,
     round_once,
     rows_at_once,
-    surely_finite,
 )
 from quire.engine.models.packed import Form, Packed
 from quire.engine.models.packed_layouts import Awq, Gptq, Layout
@@ -133,8 +133,8 @@ class PackedTensor:
         group = 0 if layout.groups == 1 else self.group
         return WeightFormat("int4", group, layout.has_zeros, DTYPES[layout.scales.get_dtype()])
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
-        """Read a part as it can be kept. Raises ValueError as reading what it stands for does."""
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part as it can be kept; what it stands for may be refused by `doubts`."""
         layout, rows = self.layout, outputs[1] - outputs[0]
         groups = slice(inputs[0] // self.group, -(-inputs[1] // self.group))
         lifted = 8 if layout.signed else 0
@@ -145,8 +145,7 @@ class PackedTensor:
             codes, zeros, scales = codes.T, zeros.T, scales.T
         zeros, scales = (each[:, groups].expand(rows, -1) for each in (zeros, scales))
         numbers = Numbers(codes.to(torch.uint8), scales, zeros.to(torch.uint8) if layout.has_zeros else None)
-        if not surely_finite(numbers, self.dtype):
-            self[slice(*outputs), slice(*inputs)]  # which raises by name, or finds that they are
+        doubts.note(numbers, self, outputs, inputs, self.dtype)
         return numbers
 
     def _groups(self) -> Tensor:

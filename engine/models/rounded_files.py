@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import (
     NAMES,
     ExpandedFile,
     ranges_of,
     round_once,
     rows_at_once,
-    surely_finite,
 )
 from quire.engine.models.layers import PRODUCTS
 from quire.engine.parallel.share import Range
@@ -65,11 +65,10 @@ class RoundedTensor:
             round_once(expanded[begin - first : end - first], numbers, self.name)
         return expanded
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers:
-        """Read a part as it can be kept. Raises ValueError as reading what it stands for does."""
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part as it can be kept; what it stands for may be refused by `doubts`."""
         numbers = self._rounded(outputs, inputs)
-        if not surely_finite(numbers, self.dtype):
-            self[slice(*outputs), slice(*inputs)]  # which raises by name, or finds that they are
+        doubts.note(numbers, self, outputs, inputs, self.dtype)
         return numbers
 
     def _rounded(self, outputs: Range, inputs: Range) -> Numbers:

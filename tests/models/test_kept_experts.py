@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
+from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
@@ -30,6 +33,7 @@ from tests.models.kept_experts_folder import (
     load_ranks,
     save,
 )
+from tests.models.kept_folder import edit
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -62,6 +66,50 @@ def test_codes_come_to_a_device_as_other_weights_do(
     ]
     codes = sum(math.prod(each.shape) // (1 if each.format.codes == "float8" else 2) for each in weights)
     assert sum(copied) >= codes > 0
+
+
+@pytest.mark.parametrize("form", ["blocks of qwen3_moe", "gptq of qwen3_moe"])
+def test_the_host_waits_for_the_device_once_for_a_layer(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would at each number that it reads of what is on a GPU."""
+    folder, fill, waits = save(form, tmp_path), ExpertWeights.fill, Counter[str]()
+
+    def counted(weights: ExpertWeights) -> None:
+        with monkeypatch.context() as patch:
+            for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
+                patch.setattr(Tensor, name, counting(name))
+            fill(weights)
+
+    def counting(name: str) -> Callable[[Tensor], Any]:
+        own = getattr(Tensor, name)
+
+        def read(tensor: Tensor) -> Any:
+            waits[name] += 1
+            return own(tensor)
+
+        return read
+
+    monkeypatch.setattr(ExpertWeights, "fill", counted)
+    layers = len(experts_in(load(folder)[0]))
+    assert waits.total() == layers > 1
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "wrong"),
+    [
+        ("blocks of qwen3_moe", "weight", lambda codes: codes.view(torch.uint8)[7, 9].fill_(0xFF)),
+        ("blocks of qwen3_moe", "weight_scale_inv", lambda scales: scales[1, 0].fill_(torch.inf)),
+        ("gptq of qwen3_moe", "scales", lambda scales: scales[0, 5].fill_(torch.nan)),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_by_name(
+    form: str, part: str, wrong: Any, tmp_path: Path
+) -> None:
+    folder, name = save(form, tmp_path), "model.layers.2.mlp.experts.3.up_proj"
+    edit(folder, lambda tensors: wrong(tensors[f"{name}.{part}"]))
+    with pytest.raises(ValueError, match=rf"{name}\.\w+ stands for numbers that are not finite"):
+        load(folder)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.reading import read_model
 from quire.engine.models.weight_files import open_weights
@@ -58,7 +59,7 @@ def test_any_part_of_a_weight_is_read_as_it_is_kept(form: str, tmp_path: Path) -
         weight = QuantisedWeight.empty(
             tensor.kept_format, outputs[1] - outputs[0], inputs[1] - inputs[0], torch.device("cpu")
         )
-        weight.fill(tensor.numbers(outputs, inputs))
+        weight.fill(tensor.numbers(outputs, inputs, Doubts()))
         assert torch.equal(expanded(weight), tensor[slice(*outputs), slice(*inputs)])
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 
 from quire.engine.models.copies import Copy, copies_to
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.float8_files import STACKS, Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.division.plan import experts_by_name
@@ -32,7 +33,8 @@ class Matrix(Protocol):
 
     def get_shape(self) -> list[int]: ...
 
-    def numbers(self, outputs: Range, inputs: Range) -> Numbers: ...
+    def numbers(self, outputs: Range, inputs: Range, doubts: Doubts) -> Numbers:
+        """Read a part; note there, or raise ValueError, what its numbers cannot be."""
 
 
 @dataclass(frozen=True, slots=True)

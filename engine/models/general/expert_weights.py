@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quire.engine.models.doubts import Doubts
 from quire.engine.models.drawn_weights import draw_rounded
 from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.division.shares import Held
@@ -114,14 +115,19 @@ class ExpertWeights:
         return {name: tensor for name, tensor in slices.items() if name not in taken}
 
     def fill(self) -> None:
-        """Copy codes and scales out of files, which are open. Raises ValueError by name."""
+        """Copy codes and scales out of files, which are open. Raises ValueError by name.
+
+        The host waits for the device once for a layer.
+        """
         for name, place in self._places.items():
+            doubts = Doubts()
             of_up, of_down = (self._sources[f"{name}.{weight}"].matrices for weight in (GATE_UP, DOWN))
             for expert in range(*place.experts):
                 gate_up, down = place.rows_of(expert)
-                _fill(gate_up, _halves(of_up[expert], place), f"{name}.{GATE_UP}[{expert}]")
-                numbers = of_down[expert][0].numbers((0, down.shape[0]), place.inner)
+                _fill(gate_up, _halves(of_up[expert], place, doubts), f"{name}.{GATE_UP}[{expert}]")
+                numbers = of_down[expert][0].numbers((0, down.shape[0]), place.inner, doubts)
                 _fill(down, iter((numbers,)), f"{name}.{DOWN}[{expert}]")
+            doubts.settle()
         self._sources = {}
 
     def draw(self, seed: int, dtype: torch.dtype) -> None:
@@ -157,16 +163,16 @@ class ExpertWeights:
             module.quire_experts = found
 
 
-def _halves(matrices: tuple[Matrix, ...], place: _Place) -> Iterator[Numbers]:
+def _halves(matrices: tuple[Matrix, ...], place: _Place, doubts: Doubts) -> Iterator[Numbers]:
     """Read an expert's gate projection, and then what is above it, of one matrix or two."""
     (begin, end), inputs = place.inner, (0, place.gate_up.inputs)
     if place.interleaved:
-        both = matrices[0].numbers((2 * begin, 2 * end), inputs)
+        both = matrices[0].numbers((2 * begin, 2 * end), inputs, doubts)
         yield from (_every_other(both, first) for first in (0, 1))
         return
     for half in (0, 1):
         before = half * place.width if len(matrices) == 1 else 0
-        yield matrices[half % len(matrices)].numbers((before + begin, before + end), inputs)
+        yield matrices[half % len(matrices)].numbers((before + begin, before + end), inputs, doubts)
 
 
 def _every_other(numbers: Numbers, first: int) -> Numbers:
