@@ -23,6 +23,13 @@ KVCacheDtype = Literal[
 ]  # rounded: `quire.kernels.formats.kv_format.SCALED`
 
 
+# What vLLM and torch call values of settings, beside the names here.
+OTHER_NAMES = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+}
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine. Raises ValueError that names the flag and what it may be."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.engine import messages
-from quire.engine.config import EngineConfig, EngineInfo
+from quire.engine.config import OTHER_NAMES, EngineConfig, EngineInfo
 from quire.sampling_params import SamplingParams
 from quire.service.commands.unknown_flags import of_vllm
 from quire.service.http.alternatives import alternatives
@@ -167,11 +167,19 @@ def engine_config(model: str, values: Mapping[str, object], unknown: Iterable[st
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}" if near else f"there is {', '.join(known)}"
         raise TypeError(f"LLM has no setting {name!r}: {hint}")
-    settings = {name: values[name] for name in known}
+    settings = {name: _named_as_here(name, values[name]) for name in known}
     try:
         return msgspec.convert({"model": model, **settings}, EngineConfig)
     except msgspec.ValidationError as error:
         raise _told(error, settings) from error
+
+
+def _named_as_here(setting: str, value: object) -> object:
+    """Return a setting's value, of which vLLM may have another name, or torch a type."""
+    names = OTHER_NAMES.get(setting, {})
+    if setting == "dtype" and type(value).__module__ == "torch":
+        value = str(value).removeprefix("torch.")
+    return names.get(value, value) if isinstance(value, str) else value
 
 
 def _told(error: msgspec.ValidationError, settings: Mapping[str, object]) -> ValueError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import get_args
 
-from quire.engine.config import BLOCK_SIZES, KVCacheDtype, ModelImpl, QuantizedWeights
+from quire.engine.config import BLOCK_SIZES, OTHER_NAMES, KVCacheDtype, ModelImpl, QuantizedWeights
 from quire.engine.models.pooling import Runner
 from quire.service.commands.flags import add_lora, add_model, flag
 from quire.service.commands.parser import Flag, FlagGroup, Parser
@@ -32,6 +32,7 @@ def add_model_flags(group: FlagGroup) -> None:
     flag(
         group,
         "--dtype",
+        type=_dtype,
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="Of weights and activations. auto: the checkpoint's on a GPU, float32 on a CPU.",
@@ -122,10 +123,12 @@ def _only_one(text: str) -> int:
     return 1
 
 
+def _dtype(text: str) -> str:
+    return OTHER_NAMES["dtype"].get(text, text)
+
+
 def _cache_dtype(text: str) -> str:
-    if text == "fp8":
-        raise ValueError("fp8_e4m3 is vLLM's fp8, got 'fp8'")
-    return text
+    return OTHER_NAMES["kv_cache_dtype"].get(text, text)
 
 
 def _byte_count(text: str) -> int:

@@ -161,6 +161,13 @@ def test_an_environment_variable_is_blamed_by_its_own_name(monkeypatch: pytest.M
     assert [origin[8] for origin in values.cors_origin] == ["a", "b", "c"]
 
 
+def test_types_have_vllms_names_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = parse(["serve", "--dtype", "half", "--kv-cache-dtype", "fp8"])
+    assert (values.dtype, values.kv_cache_dtype) == ("float16", "fp8_e4m3")
+    monkeypatch.setenv("QUIRE_DTYPE", "float")
+    assert parse(["serve"]).dtype == "float32"
+
+
 def test_underscores_are_dashes_in_names_and_stay_in_values() -> None:
     values = parse(["serve", "--max_num_seqs", "2", "--api_key=--a_b"])
     assert (values.max_num_seqs, values.api_key) == (2, ["--a_b"])

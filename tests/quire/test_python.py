@@ -14,12 +14,14 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from quire import LLM, AsyncLLM, SamplingParams
+from quire.arguments import engine_config
 from quire.engine.config import EngineConfig
 from quire.service.demo import MODEL_FOLDER
 
@@ -110,9 +112,9 @@ def test_a_setting_of_vllms_is_explained() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"dtype": "half"}, "dtype must be one of 'auto', 'bfloat16', 'float16', 'float32', got 'half'"),
-        ({"dtype": torch.half}, "dtype must be one of .*'float32', got torch.float16"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of .*'fp8_e4m3'.*, got 'fp8'"),
+        ({"dtype": "int8"}, "dtype must be one of 'auto', 'bfloat16', 'float16', 'float32', got 'int8'"),
+        ({"dtype": torch.int8}, "dtype must be one of .*'float32', got 'int8'"),
+        ({"kv_cache_dtype": "fp12"}, "kv_cache_dtype must be one of .*'fp8_e4m3'.*, got 'fp12'"),
         ({"max_num_seqs": "4"}, "max_num_seqs must be int, got '4'"),
         ({"seed": 1.5}, "seed must be int or None, got 1.5"),
         ({"block_size": 17}, "--block-size must be one of .*, got 17"),
@@ -121,6 +123,19 @@ def test_a_setting_of_vllms_is_explained() -> None:
 def test_a_setting_that_cannot_be(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}$"):
         AsyncLLM(**settings)
+
+
+def test_types_have_the_names_of_vllm_and_torch_too() -> None:
+    settings = structs.asdict(EngineConfig(model="model"))
+    for setting, given, name in (
+        ("dtype", "half", "float16"),
+        ("dtype", torch.half, "float16"),
+        ("dtype", "float", "float32"),
+        ("dtype", torch.bfloat16, "bfloat16"),
+        ("kv_cache_dtype", "fp8", "fp8_e4m3"),
+    ):
+        config = engine_config("model", {**settings, setting: given}, ())
+        assert getattr(config, setting) == name
 
 
 def test_a_conversation_is_answered_as_over_http(llm: LLM) -> None:
