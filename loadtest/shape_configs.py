@@ -260,6 +260,7 @@ _QWEN3_5 = {
 }
 STATES: dict[str, dict[str, Any]] = {
     "qwen3.5-4b": _QWEN3_5,
+    "qwen3.5-4b-float8-blocks": {**_QWEN3_5, "quantization_config": _FLOAT8_BLOCKS},
     "qwen3-next-8-layers": {
         **_QWEN3_5,
         "architectures": ["Qwen3NextForCausalLM"],
