@@ -27,8 +27,9 @@ def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
 
 def in_order(weight: QuantisedWeight, order: Tensor) -> QuantisedWeight:
     """Return a copy of the outputs of these numbers."""
-    zeros = None if weight.zeros is None else weight.zeros[:, order]
-    return QuantisedWeight(weight.format, weight.inputs, weight.codes[order], weight.scales[:, order], zeros)
+    zeros = None if weight.zeros is None else weight.zeros.index_select(1, order)
+    scales = weight.scales.index_select(1, order)
+    return QuantisedWeight(weight.format, weight.inputs, weight.codes.index_select(0, order), scales, zeros)
 
 
 def padded(weight: QuantisedWeight, rows: int) -> QuantisedWeight:
