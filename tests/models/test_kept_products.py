@@ -145,6 +145,26 @@ def test_a_fusion_that_is_undone_leaves_what_layers_had(tmp_path: Path) -> None:
             assert torch.equal(kept, layers_in(other)[name].weight) and kept.numel()
 
 
+def test_kernels_read_no_scales_that_were_just_copied(tmp_path: Path) -> None:
+    """Of a product's rows a layer has a view, by which kernels do not multiply unless it stands alone."""
+    model, _ = load(save("cohere", "awq", tmp_path))
+    layer = layers_in(model)["layers.0.mlp.gate_proj"]
+    assert isinstance(layer, KeptLinear) and not layer.kept.scales.is_contiguous()
+    multiplied: list[Tensor] = []
+
+    def multiply(x: Tensor, product: Any) -> Tensor:
+        multiplied.append(x)
+        assert product.weight.scales.is_contiguous()
+        result: Tensor = product(x)
+        return result
+
+    layer.multiply, x = multiply, torch.randn(3, 256)
+    expected = layer(x)
+    assert not multiplied
+    model.fusion.undo()
+    assert torch.equal(layer(x), expected) and len(multiplied) == 1
+
+
 @pytest.mark.parametrize("part", [".weight_scale", ".scales"])
 def test_scales_that_are_not_finite_are_refused_by_name(part: str, tmp_path: Path) -> None:
     folder = save("gemma3_text", "rows" if part == ".weight_scale" else "gptq", tmp_path)

@@ -37,8 +37,15 @@ class KeptLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute x [..., K] -> [..., N]."""
-        out = self.multiply(x.reshape(-1, x.shape[-1]), self.product)
+        rows, kept = x.reshape(-1, x.shape[-1]), self.kept
+        beside = all(each is None or each.is_contiguous() for each in (kept.scales, kept.zeros))
+        # Kernels may read scales before what copies them just ahead has ended, see `kernels.launch`.
+        out = self.multiply(rows, self.product) if beside else self.product(rows)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    def stand_alone(self) -> None:
+        """Have scales and zero points of its own, where the weight is a view of some rows."""
+        self.kept = alone(self.kept)
 
 
 def keep_in(module: nn.Linear, weight: QuantisedWeight) -> None:
