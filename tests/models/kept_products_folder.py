@@ -52,6 +52,7 @@ def load(
     folder: Path, backend: Any = KEEPING, dtype: torch.dtype = torch.float32, **given: Any
 ) -> tuple[GeneralModel, int]:
     config = given.pop("config", None) or read_model(folder, "transformers")
+    device = given.pop("device", "cpu")
     config, _ = in_blocks(config, BLOCK_SIZE, UNSCALED[dtype], dtype)
     if asked := given.pop("quantized_weights", None):
         dummy = given.get("load_format") == "dummy"
@@ -59,7 +60,7 @@ def load(
             config
         )
     model, num_bytes = load_model(
-        folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given
+        folder, config, backend, device=device, dtype=dtype, max_model_len=MAX_LEN, **given
     )
     assert isinstance(model, GeneralModel)
     return model, num_bytes

@@ -15,14 +15,18 @@ from quire.engine.models.general.branches import BranchDecoder
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.kept_linear import KeptLinear
 from quire.engine.models.general.plain import PlainDecoder
+from quire.engine.models.general.proof import alike
 from quire.engine.models.general.sandwich import SandwichDecoder
 from quire.engine.models.general.whole import FusedDecoder
 from quire.engine.models.packed_files import PackedTensor
+from quire.kernels.backend import triton_backend
+from quire.kernels.gpu import gpu_of
 from quire.kernels.quantised.linear import QuantisedLinear
 from tests.models import kept_folder
 from tests.models.kept_folder import edit
 from tests.models.kept_products_folder import (
     EXPANDING,
+    KEEPING,
     KINDS,
     MOST_APART,
     generate,
@@ -100,6 +104,24 @@ def test_nothing_is_expanded_that_can_be_kept(
         if name.endswith(f"{layer}.weight")
     )
     assert num_bytes == expanded - saved
+
+
+@pytest.mark.parametrize("form", ["blocks", "awq"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_of_the_device_at_hand_are_proved_to_compute_the_same(
+    kind: str, form: str, tmp_path: Path
+) -> None:
+    device, backend, dtype = torch.device("cpu"), KEEPING, torch.float32
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        backend, dtype = triton_backend(gpu_of(device)), torch.bfloat16
+    model, _ = load(save(kind, form, tmp_path), backend, dtype, device=device)
+    assert type(model.fusion.decoder) is DECODERS[kind] and not model.takes_pieces
+    for layer in layers_in(model).values():
+        if isinstance(layer, KeptLinear) and layer.kept.shape[0]:
+            x = torch.randn(5, layer.in_features, device=device).to(dtype)
+            expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
+            assert alike(KeptLinear.forward(layer, x), expected)  # whatever stands for that
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("qwen3_5_text", 2), ("qwen3_next", 2), ("qwen3_5_text", 1)])
