@@ -152,7 +152,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     body_weight_bytes: int  # read for every token: all but embeddings and the output head
     head_weight_bytes: int  # read for every sampled token
     kept_bits: tuple[int, ...] = ()  # of weights that stay in few; others are of dtype
-    keeps_experts: bool = False  # those are of experts, and not of all of a layer's products
+    keeps_experts: bool = False  # those are of experts alone, and not of a layer's products
     sampling_defaults: SamplingDefaults = SamplingDefaults()  # of requests that do not say
     has_grammars: bool = False  # whether a request may say what its text must be
     tensor_parallel_size: int = 1

@@ -39,7 +39,7 @@ from quire.engine.models.model_folders import ModelFolders, resolve_folders
 from quire.engine.models.pooling import Pooling
 from quire.engine.models.projection_weights import ProjectionWeights, draw_projections, load_projections
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import are_here, keep_by_flags, supported
+from quire.engine.models.stored_weights import are_here, keep_by_flags
 from quire.engine.models.weights_dtype import names_dtype
 from quire.engine.parallel.group import RankGroup
 from quire.engine.precompile import precompile, rehearse
@@ -192,7 +192,7 @@ def _choose(config: EngineConfig, folders: ModelFolders, device: torch.device) -
         default_batched_tokens(device, gpu), config.max_num_seqs
     )
     backend = triton_backend(gpu) if device.type == "cuda" else torch_backend()
-    keep = keep_by_flags(config, folders.base, whole, dtype, supported(backend, whole))
+    keep = keep_by_flags(config, folders.base, whole, dtype, backend)
     _refuse_too_large(config, folders.base, whole, dtype, kv_format, device, keep)
     return _Chosen(
         whole=whole,
@@ -233,8 +233,7 @@ def _load(
     """Return the model and its weights' bytes; have the kernels that its graphs need compiled meanwhile."""
     keep = chosen.keep
     if keep is None:  # config.json alone told what can be kept
-        supports = supported(chosen.backend, chosen.whole)
-        keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, supports)
+        keep = keep_by_flags(config, folder, chosen.whole, chosen.dtype, chosen.backend)
         _refuse_too_large(config, folder, chosen.whole, chosen.dtype, chosen.kv_format, device, keep)
     kept = keep(chosen.part)
     compiles = chosen.with_graphs and chosen.part.implementation == "native"

@@ -18,7 +18,7 @@ from quire.engine.device.kv_cache import bytes_per_block
 from quire.engine.device.runner import ModelRunner
 from quire.engine.hashing import BlockHasher
 from quire.engine.models.config import ModelConfig
-from quire.engine.models.kept_weights import bits_of
+from quire.engine.models.kept_weights import bits_of, of_experts_alone
 from quire.engine.models.model_folders import merged_names
 from quire.engine.models.reading import read_model
 from quire.engine.parallel.leader import Leader, LeadingRunner
@@ -128,6 +128,7 @@ def _engine(
     learns = model_config.implementation == "native" and model_config.rope is None
     learned_positions = model_config.max_position_embeddings if learns else 0
     pooling = model_config.pooling
+    kept = getattr(rank.runner.model, "kept", {})
     info = EngineInfo(
         model=config.model,
         architecture=model_config.architecture,
@@ -159,8 +160,8 @@ def _engine(
         - matrix_bytes * (1 if model_config.tie_word_embeddings else 2)
         - learned_positions * model_config.hidden_size * dtype.itemsize,
         head_weight_bytes=matrix_bytes,
-        kept_bits=bits_of(getattr(rank.runner.model, "kept", {})),
-        keeps_experts=model_config.implementation == "transformers",
+        kept_bits=bits_of(kept),
+        keeps_experts=of_experts_alone(kept),
         sampling_defaults=rank.sampling_defaults,
         has_grammars=grammars is not None,
         tensor_parallel_size=config.tensor_parallel_size,

@@ -30,7 +30,7 @@ from quire.kernels.linear.alone import (
 )
 from quire.kernels.linear.exact import exact_linear, exact_linear_reference
 from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import AddLayerNorm, wide_linear
+from quire.kernels.linear.operations import AddLayerNorm, AnyLinear, wide_linear
 from quire.kernels.pointwise.activation import Activation, UngatedActivation
 from quire.kernels.pointwise.block_copy import copy_blocks, copy_blocks_reference
 from quire.kernels.pointwise.embedding import embed, embed_reference
@@ -83,11 +83,11 @@ class Backend:
     gated_norm: Callable[..., Tensor] = gated_norm_reference
     sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = sigmoid_gate_reference
     layer_norm: Callable[[Tensor, Tensor | None, Tensor | None, float], Tensor] = layer_norm_reference
-    linear: Callable[[Tensor, Linear], Tensor] = linear_reference
-    activated_linear: Callable[[Tensor, Linear, UngatedActivation], Tensor] = activated_linear_reference
+    linear: Callable[[Tensor, AnyLinear], Tensor] = linear_reference
+    activated_linear: Callable[[Tensor, AnyLinear, UngatedActivation], Tensor] = activated_linear_reference
     add_linear: AddLayerNorm = add_linear_reference
     add_normed_linear: Callable[..., Tensor] = add_normed_linear_reference
-    gated_linear: Callable[[Tensor, Linear, Activation], Tensor] = gated_linear_reference
+    gated_linear: Callable[[Tensor, AnyLinear, Activation], Tensor] = gated_linear_reference
     exact_linear: Callable[[Tensor, Linear], Tensor] = exact_linear_reference
     route: Callable[..., tuple[Tensor, Tensor]] = route_reference
     wide_linear: Callable[[Tensor, Tensor], Tensor] = F.linear

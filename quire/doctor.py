@@ -16,7 +16,7 @@ from quire.engine.device.memory_profile import RESERVE_BYTES
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_by_flags, supported
+from quire.engine.models.stored_weights import keep_by_flags
 from quire.engine.parallel.fit import fits
 from quire.engine.startup import start_engine
 from quire.kernels.backend import triton_backend
@@ -89,7 +89,7 @@ def on_gpus(
     dtype: torch.dtype = getattr(torch, info.dtype)
     held = SCALED.get(info.kv_cache_dtype, UNSCALED[dtype])
     whole_ones = config.enable_expert_parallel
-    keep = keep_by_flags(config, folder, model, dtype, supported(triton_backend(gpu), model))
+    keep = keep_by_flags(config, folder, model, dtype, triton_backend(gpu))
     return [
         (
             f"on {fit.ranks} GPU{'s' if fit.ranks > 1 else ''}",

@@ -18,12 +18,12 @@ from quire.engine.models.layers import layer_shapes
 from quire.engine.models.model_folders import resolve_folders
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_by_flags
+from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.gpu import KNOWN, Gpu, gpu_of
 from quire.kernels.linear.hopper_stream import Tiling
 from quire.kernels.plan import plan_attention, plan_layer
 from quire.kernels.quantised.stream import Tiling as QuantisedTiling
-from quire.kernels.quantised.supports import keeps, keeps_none
 from quire.kernels.recipes import Chosen
 from quire.kernels.shapes import LayerShape, StepShape
 
@@ -44,8 +44,8 @@ def print_plan(config: EngineConfig, gpu_name: str | None) -> None:
     dtype: torch.dtype = getattr(torch, name)
     held = named_format(config.kv_cache_dtype, model, dtype, gpu)
     print(f"{config.model} on {gpu.name}, in {name}, KV cache in {held.name}")
-    supports = keeps if gpu.has_kernels else keeps_none
-    keep = keep_by_flags(config, folders.base, model, dtype, supports)
+    backend = triton_backend(gpu) if gpu.has_kernels else torch_backend()
+    keep = keep_by_flags(config, folders.base, model, dtype, backend)
     for line in plan_lines(model, dtype, held, gpu, config, keep(model)):
         print(line)
 

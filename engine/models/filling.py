@@ -19,7 +19,7 @@ _KEPT_AT_ONCE = 1 << 24  # numbers that are read at once of a weight that is kep
 def fill(place: Place, file: Any, name: str, share: Share | None, copy: Copy) -> None:
     """Copy a tensor of the file, or only a share of it, to its place."""
     if isinstance(place, QuantisedWeight):
-        _fill_kept(place, file.get_slice(name), share)
+        fill_kept(place, file.get_slice(name), share)
         return
     if share is None:
         copy(place, file.get_tensor(name))
@@ -39,8 +39,8 @@ def holds(place: Place, file: Any, name: str, share: Share | None, copy: Copy) -
     return torch.equal(other, place)
 
 
-def _fill_kept(place: QuantisedWeight, tensor: Any, share: Share | None) -> None:
-    """Copy what a tensor has of codes and scales."""
+def fill_kept(place: QuantisedWeight, tensor: Any, share: Share | None) -> None:
+    """Copy what a tensor, or a share of it, has of codes and scales. Raises ValueError by name."""
     outputs, inputs = place.shape
     ranges = share.ranges if share is not None and share.dim == 0 else ((0, outputs),)
     columns = share.ranges[0] if share is not None and share.dim == 1 else (0, inputs)

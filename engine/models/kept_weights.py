@@ -1,14 +1,14 @@
 """Which weights of a native decoder stay in few bits on a device, and why others do not.
 
-They are those of its layers' products; of a model by transformers' code they are its experts', see
-`general.kept_experts`. A product may have several of a checkpoint's matrices, which must all
+They are those of its layers' products; of a model by transformers' code they are its linear layers' and its
+experts', see `general.kept_choice`. A product may have several of a checkpoint's matrices, which must all
 be in the same format. Formats are told by the files' headers, see `stored_weights`, or by config.json; or
 weights are rounded to one as they are loaded, see `rounded_files`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from quire.kernels.quantised.weight import LINE, WeightFormat
 # By names of weights that are read in few bits: in which format one can be kept, or why in none.
 Stored: TypeAlias = Mapping[str, WeightFormat | str]
 ADAPTED = "an adapter is merged into them"
+NO_PRODUCT = "no product of a layer"
 BASE = "model."  # before names, which a checkpoint of the bare decoder leaves out
 _OF_EXPERTS = MXFP4, COMPRESSED_MXFP4  # in which experts alone have weights in few bits
 _BITS = {"float8": 8, "int4": 4, "float4": 4}
@@ -53,11 +54,16 @@ def bits_of(formats: Mapping[str, WeightFormat]) -> tuple[int, ...]:
     return tuple(sorted({_BITS[form.codes] for form in formats.values()}))
 
 
+def of_experts_alone(names: Iterable[str]) -> bool:
+    """Tell whether weights of these names are those of experts, which no layer of their own has."""
+    return not any(name.endswith(".weight") for name in names)
+
+
 def may_keep(config: ModelConfig) -> bool:
     """Tell whether a model's layers, or its experts, may have weights in few bits, by its configuration."""
     quantised = weights_of(config.quantised)
     if config.implementation == "transformers":
-        return config.has_experts and (isinstance(quantised, Float8 | Packed) or quantised in _OF_EXPERTS)
+        return isinstance(quantised, Float8 | Packed) or (config.has_experts and quantised in _OF_EXPERTS)
     decodes = config.rope is not None  # see `decoder.Decoder`
     return decodes and (isinstance(quantised, Float8 | Packed) or quantised == ROUNDED)
 
@@ -77,9 +83,7 @@ def keep(part: ModelConfig, stored: Stored, dtype: torch.dtype, supports: Suppor
             reasons |= {name: form for name, each in zip(names, found, strict=True) if each is not None}
     of_products = formats.keys() | reasons.keys()
     reasons |= {
-        name: "no product of a layer"
-        for name in stored
-        if name not in of_products and BASE + name not in of_products
+        name: NO_PRODUCT for name in stored if name not in of_products and BASE + name not in of_products
     }
     return Kept(formats, reasons)
 

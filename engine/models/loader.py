@@ -21,7 +21,7 @@ from quire.engine.models.merging import Naming, merge_into_files
 from quire.engine.models.opt import OPT
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.rounded_files import ROUNDED_FORMAT
-from quire.engine.models.stored_weights import keep_in_folder, supported
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.engine.models.weights import Weights
 from quire.kernels.backend import Backend
@@ -82,9 +82,7 @@ def load_model(
         made_for = config.adapter.made_for or "a model that it does not name"
         logger.info("%s, made for %s, is merged into weights of %s", config.adapter.folder, made_for, folder)
     if kept is None:
-        keep = keep_in_folder(
-            Path(folder), config, dtype, supported(backend, config), dummy=load_format == "dummy"
-        )
+        keep = keep_in_folder(Path(folder), config, dtype, backend, dummy=load_format == "dummy")
         kept = keep(config)
     if config.quantised is not None and tells:
         tell_expanded(config.quantised, dtype, kept)

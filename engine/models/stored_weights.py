@@ -16,7 +16,6 @@ from quire.engine.models.kept_weights import (
     ADAPTED,
     Keep,
     Stored,
-    Supports,
     as_asked,
     described,
     keep,
@@ -48,22 +47,22 @@ def keep_in_folder(
     folder: Path,
     model: ModelConfig,
     dtype: torch.dtype,
-    supports: Supports,
+    backend: Backend,
     *,
     dummy: bool = False,
     quantized_weights: QuantizedWeights = "keep",
 ) -> Keep:
     """Return what chooses which of a folder's weights are kept; dummy: those are drawn, and none read.
 
-    supports: those of a native decoder's products, or of a model's experts by transformers' code.
+    backend: whose products and experts may be by weights in few bits.
     """
     if model.implementation == "transformers":
-        from quire.engine.models.general.kept_experts import keep_experts_of  # transformers takes seconds
+        from quire.engine.models.general.kept_choice import keep_parts_of  # transformers takes seconds
 
         opened = _opened(folder, dummy=dummy) if may_keep(model) else []
-        return keep_experts_of(folder, model, dtype, supports, opened, quantized_weights)
+        return keep_parts_of(folder, model, dtype, backend, opened, quantized_weights)
     stored = as_asked(_stored_in_folder(folder, model, dummy=dummy), quantized_weights)
-    return partial(keep, stored=stored, dtype=dtype, supports=supports)
+    return partial(keep, stored=stored, dtype=dtype, supports=backend.keeps)
 
 
 def are_here(folder: Path) -> bool:
@@ -74,20 +73,15 @@ def are_here(folder: Path) -> bool:
         return False
 
 
-def supported(backend: Backend, model: ModelConfig) -> Supports:
-    """Return which weights in few bits a backend computes by that a model may keep."""
-    return backend.keeps if model.implementation == "native" else backend.keeps_experts
-
-
 def keep_by_flags(
-    config: EngineConfig, folder: Path, model: ModelConfig, dtype: torch.dtype, supports: Supports
+    config: EngineConfig, folder: Path, model: ModelConfig, dtype: torch.dtype, backend: Backend
 ) -> Keep:
     """Return what chooses which of a folder's weights an engine with these flags keeps.
 
-    supports: as `keep_in_folder` has it.
+    backend: as `keep_in_folder` has it.
     """
     dummy, asked = config.load_format == "dummy", config.quantized_weights
-    return keep_in_folder(folder, model, dtype, supports, dummy=dummy, quantized_weights=asked)
+    return keep_in_folder(folder, model, dtype, backend, dummy=dummy, quantized_weights=asked)
 
 
 def _stored_in_folder(folder: Path, config: ModelConfig, *, dummy: bool) -> Stored:

@@ -13,7 +13,7 @@ from quire.kernels.linear import skinny
 from quire.kernels.linear.gemv import linear_of_one
 from quire.kernels.linear.hopper_stream import hopper_gated_linear, suits_hopper_linear, tiling
 from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.operations import AddLayerNorm, Hidden, ProjectIn
+from quire.kernels.linear.operations import AddLayerNorm, AnyLinear, Hidden, ProjectIn
 from quire.kernels.linear.recipes import ADD_LAYER_NORM, ADD_SANDWICH, GATE, PROJECT_IN, Product
 from quire.kernels.linear.sandwich import AddSandwich, merging_add
 from quire.kernels.pointwise.activation import (
@@ -27,12 +27,16 @@ from quire.kernels.pointwise.activation import (
 from quire.kernels.pointwise.layer_norm import add_layer_norm, add_layer_norm_reference
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_reference
+from quire.kernels.quantised import alone as quantised
+from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.tuning import H100, Tuning
 
 
-def linear(x: Tensor, layer: Linear) -> Tensor:
+def linear(x: Tensor, layer: AnyLinear) -> Tensor:
     """Multiply x [T, K] by the whole weight -> [T, N]; with some of the inputs here, sum over the ranks."""
+    if isinstance(layer, QuantisedLinear):
+        return quantised.linear(x, layer)
     if not _has_kernels(x, layer):
         return layer(x)
     x = x.contiguous()
@@ -40,9 +44,9 @@ def linear(x: Tensor, layer: Linear) -> Tensor:
     return chosen.run(Hidden(x, x), layer.weight, 0.0, layer)
 
 
-def activated_linear(x: Tensor, layer: Linear, activation: UngatedActivation) -> Tensor:
+def activated_linear(x: Tensor, layer: AnyLinear, activation: UngatedActivation) -> Tensor:
     """Compute the activation of `linear` of x."""
-    if len(x) != 1 or not _has_kernels(x, layer):
+    if isinstance(layer, QuantisedLinear) or len(x) != 1 or not _has_kernels(x, layer):
         return activated(linear(x, layer), activation)
     out = torch.empty(1, layer.weight.shape[0], dtype=x.dtype, device=x.device)
     linear_of_one(
@@ -51,8 +55,10 @@ def activated_linear(x: Tensor, layer: Linear, activation: UngatedActivation) ->
     return out
 
 
-def gated_linear(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+def gated_linear(x: Tensor, layer: AnyLinear, activation: Activation) -> Tensor:
     """Compute activation(gate) · up of x [T, K] by a fused gate and up projection [2I, K] -> [T, I]."""
+    if isinstance(layer, QuantisedLinear):
+        return quantised.gated_linear(x, layer, activation)
     if not _has_kernels(x, layer):
         return gated(layer(x), activation)
     x = x.contiguous()
@@ -71,9 +77,11 @@ def gated_linear(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
 
 
 def add_linear(
-    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+    residual: Tensor, x: Tensor, layer: AnyLinear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Add `linear` of x to residual [T, N] in place; return the layer norm of the sum [T, N]."""
+    if isinstance(layer, QuantisedLinear):
+        return quantised.add_linear(residual, x, layer, weight, bias, eps)
     if not _has_kernels(x, layer):
         return add_layer_norm(layer(x), residual, weight, bias, eps)
     x = x.contiguous()
@@ -82,12 +90,14 @@ def add_linear(
 
 
 def add_normed_linear(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, inner: Norm | None, outer: Norm | None
 ) -> Tensor:
     """Add the inner norm of `linear` of x to residual [T, N] in place; return the outer norm of the sum.
 
     As `sandwich_norm` does of what the product gives. x may be attention that is still to be merged.
     """
+    if isinstance(layer, QuantisedLinear):
+        return quantised.add_normed_linear(residual, x, layer, inner, outer)
     if isinstance(x, SplitPartials):
         return merging_add(residual, x, layer, inner, outer)
     if not _has_kernels(x, layer):
@@ -144,30 +154,30 @@ def _has_kernels(x: Tensor, layer: Linear) -> bool:
     return len(x) > 0 and same and layer.ranks is None
 
 
-def linear_reference(x: Tensor, layer: Linear) -> Tensor:
+def linear_reference(x: Tensor, layer: AnyLinear) -> Tensor:
     """Do the same as `linear` in plain torch."""
     return layer(x)
 
 
-def activated_linear_reference(x: Tensor, layer: Linear, activation: UngatedActivation) -> Tensor:
+def activated_linear_reference(x: Tensor, layer: AnyLinear, activation: UngatedActivation) -> Tensor:
     """Do the same as `activated_linear` in plain torch."""
     return UNGATED[activation](layer(x))
 
 
-def gated_linear_reference(x: Tensor, layer: Linear, activation: Activation) -> Tensor:
+def gated_linear_reference(x: Tensor, layer: AnyLinear, activation: Activation) -> Tensor:
     """Do the same as `gated_linear` in plain torch."""
     return gated_reference(layer(x), activation)
 
 
 def add_linear_reference(
-    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+    residual: Tensor, x: Tensor, layer: AnyLinear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """Do the same as `add_linear` in plain torch."""
     return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
 
 
 def add_normed_linear_reference(
-    residual: Tensor, x: Tensor | SplitPartials, layer: Linear, inner: Norm | None, outer: Norm | None
+    residual: Tensor, x: Tensor | SplitPartials, layer: AnyLinear, inner: Norm | None, outer: Norm | None
 ) -> Tensor:
     """Do the same as `add_normed_linear` in plain torch."""
     assert isinstance(x, Tensor)

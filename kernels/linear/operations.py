@@ -45,7 +45,7 @@ AnyLinear: TypeAlias = Linear | QuantisedLinear
 # Of a layer's kind a function takes what its recipe does: `Linear`, or `quantised.linear.QuantisedLinear`.
 ProjectIn: TypeAlias = Callable[[Hidden, Tensor, float, Any], Tensor]
 ProjectOut: TypeAlias = Callable[[Tensor, "Tensor | SplitPartials", Any, Tensor, float], Hidden]
-AddLayerNorm: TypeAlias = Callable[[Tensor, Tensor, Linear, "Tensor | None", "Tensor | None", float], Tensor]
+AddLayerNorm: TypeAlias = Callable[[Tensor, Tensor, Any, "Tensor | None", "Tensor | None", float], Tensor]
 FusedProduct: TypeAlias = Callable[..., None]  # `linear_of_few` or `linear_of_one`
 
 
@@ -220,7 +220,7 @@ def _sum_over_ranks(part: Tensor, residual: Tensor, layer: AnyLinear, norm: Tens
 def fused_add_layer_norm(
     residual: Tensor,
     x: Tensor,
-    layer: Linear,
+    layer: AnyLinear,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
@@ -253,13 +253,13 @@ def matmul_add_layer_norm(
 
 
 def library_add_layer_norm(
-    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+    residual: Tensor, x: Tensor, layer: AnyLinear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     return add_layer_norm(layer(x), residual, weight, bias, eps)
 
 
 def reference_add_layer_norm(
-    residual: Tensor, x: Tensor, layer: Linear, weight: Tensor | None, bias: Tensor | None, eps: float
+    residual: Tensor, x: Tensor, layer: AnyLinear, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     return add_layer_norm_reference(layer(x), residual, weight, bias, eps)
 

@@ -7,15 +7,19 @@ from functools import partial
 from torch import Tensor
 
 from quire.kernels.attention.splits import SplitPartials
+from quire.kernels.linear import sandwich
 from quire.kernels.linear.operations import (
     Hidden,
     fused_add,
+    fused_add_layer_norm,
     fused_add_over_ranks,
     fused_gate,
     fused_linear,
     whole,
 )
-from quire.kernels.pointwise.norm import add_rms_norm, rms_norm
+from quire.kernels.pointwise.layer_norm import add_layer_norm
+from quire.kernels.pointwise.norm import Norm, add_rms_norm, rms_norm
+from quire.kernels.pointwise.sandwich_norm import sandwich_norm
 from quire.kernels.quantised.few import quantised_of_few
 from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.quantised.stream import Tiling, stream_gated_linear, stream_linear, stream_linear_parts
@@ -26,6 +30,8 @@ few_linear = partial(fused_linear, by=quantised_of_few)
 few_gate = partial(fused_gate, by=quantised_of_few)
 few_add = partial(fused_add, by=quantised_of_few)
 few_add_over_ranks = partial(fused_add_over_ranks, by=quantised_of_few)
+few_add_sandwich = partial(sandwich.fused_add, by=quantised_of_few)
+few_add_layer_norm = partial(fused_add_layer_norm, by=quantised_of_few)
 
 
 # -- by the same kernel, behind a norm: fp16 may not hold what is scaled only afterwards ---------------------
@@ -79,6 +85,31 @@ def streamed_add_over_ranks(
     parts = stream_linear_parts(whole(x), layer.weight, tiles)
     normed, residual = layer.ranks.add_rms_norm(parts, residual, norm, eps)
     return Hidden(residual, normed)
+
+
+def streamed_add_sandwich(
+    residual: Tensor,
+    x: Tensor,
+    layer: QuantisedLinear,
+    inner: Norm | None,
+    outer: Norm | None,
+    tiles: Tiling,
+) -> Tensor:
+    """Leave parts of long sums to the norms."""
+    return sandwich_norm(stream_linear_parts(x, layer.weight, tiles), residual, inner, outer)
+
+
+def streamed_add_layer_norm(
+    residual: Tensor,
+    x: Tensor,
+    layer: QuantisedLinear,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    tiles: Tiling,
+) -> Tensor:
+    parts = stream_linear_parts(x, layer.weight, tiles)
+    return add_layer_norm(parts, residual, weight, bias, eps, layer.bias)
 
 
 def _normed(hidden: Hidden, norm: Tensor, eps: float) -> Tensor:

@@ -7,10 +7,11 @@ from functools import partial
 import torch
 
 from quire.kernels.gpu import Gpu
-from quire.kernels.linear import hopper_stream
+from quire.kernels.linear import hopper_stream, sandwich
 from quire.kernels.linear import operations as dense
-from quire.kernels.linear.operations import ProjectIn, ProjectOut
+from quire.kernels.linear.operations import AddLayerNorm, ProjectIn, ProjectOut
 from quire.kernels.linear.recipes import Product
+from quire.kernels.linear.sandwich import AddSandwich
 from quire.kernels.quantised import few, operations, stream
 from quire.kernels.quantised.stream import Tiling
 from quire.kernels.recipes import Recipe, always
@@ -178,4 +179,62 @@ QUANTISED_OUT_OF_RANKS: tuple[Recipe[Product, ProjectOut], ...] = (
         lambda case: dense.add_over_ranks,
     ),
     Recipe("expanded, then torch, sum over ranks", always, always, lambda case: dense.add_over_ranks),
+)
+
+# Products into the residual, of which a layer norm follows.
+QUANTISED_ADD_LAYER_NORM: tuple[Recipe[Product, AddLayerNorm], ...] = (
+    Recipe(
+        "product of few bits and sum (quantised.few), then layer norm",
+        _of_few,
+        lambda case: case.fused or case.tokens == 1,
+        lambda case: operations.few_add_layer_norm,
+    ),
+    Recipe(
+        "product in parts of few bits asked for ahead (quantised.stream), then sum and layer norm",
+        lambda case: _tiling(case, divided=True) is not None,
+        always,
+        lambda case: partial(operations.streamed_add_layer_norm, tiles=_tiles(case, divided=True)),
+    ),
+    Recipe(
+        "product of few bits and sum (quantised.few), then layer norm",
+        _of_few,
+        always,
+        lambda case: operations.few_add_layer_norm,
+    ),
+    Recipe(
+        "expanded, then library, sum and layer norm",
+        lambda case: case.gpu.has_kernels,
+        always,
+        lambda case: dense.library_add_layer_norm,
+    ),
+    Recipe("expanded, then torch", always, always, lambda case: dense.reference_add_layer_norm),
+)
+
+# Products of which a norm goes into the residual, and of that another one follows.
+QUANTISED_ADD_SANDWICH: tuple[Recipe[Product, AddSandwich], ...] = (
+    Recipe(
+        "product of few bits (quantised.few), then norm, sum and norm",
+        _of_few,
+        lambda case: case.fused or case.tokens == 1,
+        lambda case: operations.few_add_sandwich,
+    ),
+    Recipe(
+        "product in parts of few bits asked for ahead (quantised.stream), then norm, sum and norm",
+        _streams_parts,
+        always,
+        lambda case: partial(operations.streamed_add_sandwich, tiles=_tiles(case, divided=True)),
+    ),
+    Recipe(
+        "product of few bits (quantised.few), then norm, sum and norm",
+        _of_few,
+        always,
+        lambda case: operations.few_add_sandwich,
+    ),
+    Recipe(
+        "expanded, then library, norm, sum and norm",
+        lambda case: case.gpu.has_kernels,
+        always,
+        lambda case: sandwich.library_add,
+    ),
+    Recipe("expanded, then torch", always, always, lambda case: sandwich.reference_add),
 )

@@ -13,7 +13,7 @@ from quire.engine.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.messages import Request, SamplingParams
 from quire.engine.startup import start_engine
-from tests.models import kept_experts_folder
+from tests.models import kept_experts_folder, kept_products_folder
 from tests.models.kept_folder import KEEPING, save
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -97,6 +97,22 @@ def test_an_engine_that_is_asked_to_expand_keeps_none(folder: Path) -> None:
 
 def test_keeping_is_no_demand_where_nothing_can_be_kept(folder: Path) -> None:
     assert not start(folder, quantized_weights="keep")[1]
+
+
+@pytest.mark.parametrize(("kind", "form"), [("gemma3_text", "awq"), ("qwen3_next", "blocks")])
+def test_products_by_transformers_code_give_the_tokens_of_expanded_ones(
+    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = kept_products_folder.save(kind, form, tmp_path)
+    monkeypatch.setattr(rank, "torch_backend", lambda: kept_products_folder.EXPANDING)
+    core, bits = start(folder)
+    assert not bits
+    expanded = run(core, requests("greedy"))
+    monkeypatch.setattr(rank, "torch_backend", lambda: kept_products_folder.KEEPING)
+    core, bits = start(folder)
+    assert bits
+    assert run(core, requests("greedy")) == expanded
+    assert not start(folder, quantized_weights="expand")[1]
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "gptq of qwen3_moe"])

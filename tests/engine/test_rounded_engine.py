@@ -18,7 +18,7 @@ from quire.engine.models.stored_weights import keep_by_flags
 from quire.engine.parallel.fit import weight_bytes
 from quire.engine.parallel.leader import LeadingRunner
 from quire.engine.startup import start_engine
-from quire.kernels.quantised.supports import keeps
+from quire.kernels.backend import triton_backend
 from quire.llm import LLM
 from quire.service.demo import MODEL_FOLDER
 from tests.engine.test_kept_engine import requests, run, start
@@ -70,7 +70,7 @@ def test_a_start_and_the_doctor_count_8_bits(tmp_path: Path, monkeypatch: pytest
     assert dict(describe(info))["weights"].endswith("in bfloat16, and those of layers' products in 8 bits")
     told = dict(on_gpus(plain, model, info, config, 8 << 30))
     for _ in ("here", "not here yet"):
-        keep = keep_by_flags(config, plain, model, torch.bfloat16, keeps)
+        keep = keep_by_flags(config, plain, model, torch.bfloat16, triton_backend())
         for ranks, rows in ((1, 512 + 256 + 1024 + 256), (2, 256 + 256 + 512 + 256)):
             part = model.of_rank(ranks)
             size = weight_bytes(plain, part, 2, keep)

@@ -9,11 +9,15 @@ from test_quantised_weight import draw_numbers, weight_of
 
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.gpu import gpu_of
+from quire.kernels.linear import alone
 from quire.kernels.linear.operations import Hidden
 from quire.kernels.linear.recipes import Product
+from quire.kernels.pointwise.norm import Norm
 from quire.kernels.quantised import few, stream
 from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.quantised.recipes import (
+    QUANTISED_ADD_LAYER_NORM,
+    QUANTISED_ADD_SANDWICH,
     QUANTISED_GATE,
     QUANTISED_IN,
     QUANTISED_OUT,
@@ -113,6 +117,61 @@ def test_added_to_the_residual(tokens, layer, device, dtype):
         assert_near(hidden.residual, expected)
         if hidden.normed is not None:
             assert_near(hidden.normed, normed(expected, norm))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_added_before_a_layer_norm(tokens, biased, layer, device, dtype):
+    outputs, inputs = layer.weight.shape
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    before = torch.randn(tokens, outputs, device=device).to(dtype)
+    norm = torch.rand(outputs, device=device).to(dtype)
+    if biased:
+        layer = QuantisedLinear(layer.weight, torch.randn(outputs, device=device).to(dtype))
+    expected = before.double() + x.double() @ numbers_of(layer).T + (layer.bias.double() if biased else 0)
+    for fused in ways_of(tokens, dtype):
+        run = choose(QUANTISED_ADD_LAYER_NORM, case_of(x, layer, fused=fused)).run
+        residual = before.clone()
+        assert_near(
+            run(residual, x, layer, norm, None, 1e-5), F.layer_norm(expected, (outputs,), norm.double())
+        )
+        assert_near(residual, expected)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_normed_and_added_before_a_norm(tokens, biased, layer, device, dtype):
+    outputs, inputs = layer.weight.shape
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    before = torch.randn(tokens, outputs, device=device).to(dtype)
+    inner, outer = (torch.rand(outputs, device=device).to(dtype) for _ in range(2))
+    if biased:
+        layer = QuantisedLinear(layer.weight, torch.randn(outputs, device=device).to(dtype))
+    added = x.double() @ numbers_of(layer).T + (layer.bias.double() if biased else 0)
+    expected = before.double() + normed(added, inner)
+    for fused in ways_of(tokens, dtype):
+        run = choose(QUANTISED_ADD_SANDWICH, case_of(x, layer, fused=fused)).run
+        residual = before.clone()
+        after = run(residual, x, layer, Norm(inner, 1e-5), Norm(outer, 1e-5))
+        assert_near(residual, expected)
+        assert_near(after, normed(expected, outer))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_products_outside_a_planned_layer(tokens, layer, device, dtype):
+    outputs, inputs = layer.weight.shape
+    x = torch.randn(tokens, inputs, device=device).to(dtype)
+    before = torch.randn(tokens, outputs, device=device).to(dtype)
+    norm = torch.rand(outputs, device=device).to(dtype)
+    product = x.double() @ numbers_of(layer).T
+    gate, up = product.chunk(2, 1)
+    assert_near(alone.linear(x, layer), product)
+    assert_near(alone.linear(x, QuantisedLinear(layer.weight, None, OneOfRanks(0, 2))), product)
+    assert_near(alone.gated_linear(x, layer, "silu"), F.silu(gate) * up)
+    after = alone.add_linear(before.clone(), x, layer, norm, None, 1e-5)
+    assert_near(after, F.layer_norm(before.double() + product, (outputs,), norm.double()))
+    after = alone.add_normed_linear(before.clone(), x, layer, None, Norm(norm, 1e-5))
+    assert_near(after, normed(before.double() + product, norm))
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -13,10 +13,10 @@ from torch import Tensor
 from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_in_folder, supported
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
-from quire.kernels.experts.quantised import QuantisedExperts, expand_experts
+from quire.kernels.experts.quantised import QuantisedExperts, expand_experts, takes
 from tests.models import kept_folder, test_fours
 from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, tiny_model
 from tests.models.float8_folder import save_quantised
@@ -24,7 +24,8 @@ from tests.models.packed_folder import save_packed
 from tests.models.paged_driver import PagedDriver
 from tests.models.test_quantised import pack
 
-KEEPING = replace(torch_backend(), keeps_experts=lambda form, dtype: True)  # as a GPU's
+KEEPING = replace(torch_backend(), keeps_experts=lambda form, dtype: True)  # as a GPU's, of experts alone
+TAKING = replace(torch_backend(), keeps_experts=takes)  # what kernels of a GPU take, likewise
 MOST_APART = 1e-4  # of logits, by the order of sums
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64}
 OF_EXPERTS: dict[str, dict[str, Any]] = {  # whose width is in a field of each one's own
@@ -83,8 +84,8 @@ def load(
 ) -> tuple[GeneralModel, int]:
     config = given.pop("config", None) or read_model(folder, "transformers")
     if asked := given.pop("quantized_weights", None):
-        supports, dummy = supported(backend, config), given.get("load_format") == "dummy"
-        keep = keep_in_folder(folder, config, dtype, supports, dummy=dummy, quantized_weights=asked)
+        dummy = given.get("load_format") == "dummy"
+        keep = keep_in_folder(folder, config, dtype, backend, dummy=dummy, quantized_weights=asked)
         given["kept"] = keep(config)
     model, num_bytes = load_model(
         folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.engine.models.decoder import Decoder
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
-from quire.engine.models.stored_weights import keep_in_folder, supported
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.kernels.backend import torch_backend
 from quire.kernels.quantised.weight import QuantisedWeight, expand_reference
 from tests.models import float8_folder
@@ -68,8 +68,8 @@ def load(
 ) -> tuple[Decoder, int]:
     config = given.pop("config", None) or read_model(folder)
     if asked := given.pop("quantized_weights", None):
-        supports, dummy = supported(backend, config), given.get("load_format") == "dummy"
-        keep = keep_in_folder(folder, config, dtype, supports, dummy=dummy, quantized_weights=asked)
+        dummy = given.get("load_format") == "dummy"
+        keep = keep_in_folder(folder, config, dtype, backend, dummy=dummy, quantized_weights=asked)
         given["kept"] = keep(config)
     model, num_bytes = load_model(
         folder, config, backend, device="cpu", dtype=dtype, max_model_len=MAX_LEN, **given

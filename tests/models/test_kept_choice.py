@@ -25,10 +25,9 @@ from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.precompile import precompile
 from quire.engine.startup import start_engine
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.quantised.linear import QuantisedLinear
-from quire.kernels.quantised.supports import keeps
 from quire.kernels.quantised.weight import QuantisedWeight, WeightFormat
 from tests.models import float8_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
@@ -135,7 +134,7 @@ def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: 
     model = read_model(folder)
 
     def kept() -> dict[str, WeightFormat]:
-        return dict(keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps)(model).formats)
+        return dict(keep_in_folder(folder, model, torch.bfloat16, KEEPING)(model).formats)
 
     here = kept()
     (folder / "model.safetensors").unlink()
@@ -160,7 +159,7 @@ def test_what_fits_counts_the_bits_that_are_kept(form: str, ranks: int, tmp_path
     folder = save(form, tmp_path)
     model = read_model(folder)
     part = model.of_rank(ranks)
-    keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps)
+    keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING)
     _, num_bytes = load(
         folder, dtype=torch.bfloat16, config=part, ranks=None if ranks == 1 else OneOfRanks(0, ranks)
     )
@@ -188,7 +187,7 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
     assert info.kept_bits == (4,)
     assert dict(describe(info))["weights"].endswith("in bfloat16, and those of layers' products in 4 bits")
     model = read_model(folder)
-    keep = keep_in_folder(folder, model, torch.bfloat16, keeps)
+    keep = keep_in_folder(folder, model, torch.bfloat16, triton_backend())
     told = dict(on_gpus(folder, model, info, config, 8 << 30))
     for ranks in (1, 2):
         size = weight_bytes(folder, model.of_rank(ranks), 2, keep)
@@ -253,7 +252,7 @@ def test_a_start_that_would_have_room_for_rounded_weights_says_that_they_can_be(
 def test_a_start_is_not_refused_on_a_gpu_that_has_room_for_what_is_kept(tmp_path: Path) -> None:
     folder = save("awq", tmp_path)
     model = read_model(folder)
-    keep = keep_in_folder(folder, model, torch.bfloat16, keeps)
+    keep = keep_in_folder(folder, model, torch.bfloat16, triton_backend())
     config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0)
     room = weight_bytes(folder, model, 2, keep) + 1 + RESERVE_BYTES
     refuse_too_large(config, folder, model, 2, UNSCALED[torch.bfloat16], room, keep)
@@ -286,7 +285,7 @@ def test_kernels_are_compiled_for_each_kind_of_layer(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("quire.engine.precompile.build_model", build)
     config, dtype = read_model(folder), torch.float32
-    kept = keep_in_folder(folder, config, dtype, KEEPING.keeps)(config)
+    kept = keep_in_folder(folder, config, dtype, KEEPING)(config)
     precompile(
         config, KEEPING, Limits(4, 16, MAX_LEN), 16, UNSCALED[dtype], torch.device("cpu"), dtype, None,
         kept.formats,

@@ -17,11 +17,10 @@ from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
-from quire.kernels.experts.quantised import takes
 from quire.kernels.formats.kv_format import UNSCALED
 from tests.models import kept_folder
 from tests.models.float8_folder import save_quantised
-from tests.models.kept_experts_folder import KEEPING, experts_in, load, save
+from tests.models.kept_experts_folder import KEEPING, TAKING, experts_in, load, save
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "gptq of qwen3_moe"])
@@ -38,7 +37,7 @@ def test_what_fits_counts_the_bits_that_are_kept(
     assert len(experts_in(loaded)) == 4
 
     def counted() -> int:
-        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps_experts)
+        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING)
         return weight_bytes(folder, part, 2, keep)
 
     assert counted() == num_bytes < weight_bytes(folder, part, 2)
@@ -52,7 +51,7 @@ def test_stacks_that_are_expanded_are_not_counted_as_kept_before_files_are_here(
     model = read_model(folder, "transformers")
 
     def counted() -> tuple[int, set[str]]:
-        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING.keeps_experts)
+        keep = keep_in_folder(folder, model, torch.bfloat16, KEEPING)
         kept = keep(model)
         told = {why for name, why in kept.reasons.items() if ".experts." in name}
         assert not kept.formats
@@ -92,12 +91,12 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
 def test_a_start_has_room_for_what_is_kept_or_says_that_weights_need_not_be_expanded(tmp_path: Path) -> None:
     folder = save("mxfp4", tmp_path)
     model = read_model(folder)
-    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
+    keep = keep_in_folder(folder, model, torch.bfloat16, TAKING)
     room = weight_bytes(folder, model, 2, keep) + 1 + RESERVE_BYTES
 
     def start(**asked: Any) -> None:
         config = EngineConfig(model=str(folder), gpu_memory_utilization=1.0, **asked)
-        own = keep_in_folder(folder, model, torch.bfloat16, takes, **asked)
+        own = keep_in_folder(folder, model, torch.bfloat16, TAKING, **asked)
         refuse_too_large(config, folder, model, 2, UNSCALED[torch.bfloat16], room, own)
 
     start()
@@ -109,7 +108,7 @@ def test_a_start_and_the_doctor_know_that_whole_experts_take_less(tmp_path: Path
     """By columns four ranks expand them: the 48 inputs of each are no multiple of 32."""
     folder = save("mxfp4", tmp_path)
     model, held = read_model(folder), UNSCALED[torch.bfloat16]
-    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
+    keep = keep_in_folder(folder, model, torch.bfloat16, TAKING)
     taken = weight_bytes(folder, model.of_rank(4, expert_parallel=True), 2, keep)
 
     def start(**asked: Any) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 from quire.engine.models.general import kept_experts
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
-from quire.kernels.experts.quantised import takes
-from tests.models.kept_experts_folder import expanded_in, experts_in, load, save
+from tests.models.kept_experts_folder import TAKING, expanded_in, experts_in, load, save
 
 
 def test_experts_that_kernels_would_compute_otherwise_are_expanded(
@@ -40,14 +39,14 @@ def test_layers_that_are_alike_are_looked_at_once(tmp_path: Path, monkeypatch: p
         kept_experts, "is_computed", lambda *given: looked.append(given) or is_computed(*given)
     )
     model = read_model(folder, "transformers")
-    keep = keep_in_folder(folder, model, torch.bfloat16, takes)
+    keep = keep_in_folder(folder, model, torch.bfloat16, TAKING)
     assert all(len(keep(model.of_rank(ranks)).formats) == 8 for ranks in (1, 2))
     assert len(looked) == 1
 
 
 def test_a_stand_in_shows_rows_that_are_in_another_order(tmp_path: Path) -> None:
     folder = save("mxfp4", tmp_path)
-    keep = keep_in_folder(folder, read_model(folder), torch.bfloat16, takes)
+    keep = keep_in_folder(folder, read_model(folder), torch.bfloat16, TAKING)
     model = keep.keywords["model"]  # type: ignore[attr-defined]
     module = model.model.layers[0].mlp.experts
     forms = [*keep(read_model(folder)).formats.values()][:2]

@@ -23,7 +23,7 @@ from quire.kernels.attention.batch import ForwardBatch, of_newest
 from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import AnyLinear
 from quire.kernels.plan import plan_attention
 from quire.kernels.pointwise.norm import Norm
 from quire.kernels.shapes import LayerShape
@@ -109,7 +109,7 @@ class MixerBranch:
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     places: dict[str, Rotation | None]
-    output: Linear | None
+    output: AnyLinear | None
     attends: bool
 
     def add(

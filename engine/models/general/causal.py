@@ -20,8 +20,8 @@ from quire.engine.models.general.division.loading import drawing_shares, reading
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.dummy import draw_matrices, draw_vectors
-from quire.engine.models.general.expert_weights import ExpertWeights
 from quire.engine.models.general.experts import give_experts
+from quire.engine.models.general.kept_parts import KeptParts
 from quire.engine.models.general.latent import give_latents
 from quire.engine.models.general.loading import reading_expanded, reading_whole
 from quire.engine.models.general.model import GeneralModel
@@ -62,10 +62,10 @@ def load_general(
     """Load the model on `device` in `dtype`; return its weights' bytes, too.
 
     dummy_seed: reads no weights, but draws them. ranks: those that it is divided among, config being that of
-    one. kept: weights of experts that stay in few bits, as `kept_experts` chose them. Raises ValueError for
+    one. kept: weights that stay in few bits, as `kept_choice` chose them. Raises ValueError for
     missing and unknown weights, by name.
     """
-    auto, experts = auto_of(config), ExpertWeights(kept, device)
+    auto, parts = auto_of(config), KeptParts(kept, device)
     splits: frozenset[int] = frozenset()
     described = _described(folder, config)
     register_classes(described.model_type)
@@ -73,12 +73,12 @@ def load_general(
         for path in weight_files(folder):
             open_weights(path)
     if ranks is not None:
-        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks, experts)
+        causal, splits = _load_shares(folder, auto, config, device, dtype, dummy_seed, ranks, parts)
     elif dummy_seed is None:
-        causal = _load_whole(folder, auto, config, device, dtype, described, experts)
+        causal = _load_whole(folder, auto, config, device, dtype, described, parts)
         _leave_files(causal, device)
     elif kept:
-        causal = _draw_beside(auto, device, dtype, described, dummy_seed, experts)
+        causal = _draw_beside(auto, device, dtype, described, dummy_seed, parts)
     else:
         with torch.device(device):
             causal = auto.from_config(
@@ -96,10 +96,10 @@ def load_general(
         give_latents(causal)
     if device.type == "cuda":
         give_experts(causal)
-    experts.give(causal, dtype)
+    parts.experts.give(causal, dtype)
     weights = {weight.data_ptr(): weight.nbytes for weight in causal.parameters()}
     model = GeneralModel(config, backend, causal, dtype, device, max_model_len, ranks, splits, kept)
-    return model, sum(weights.values()) + experts.num_bytes
+    return model, sum(weights.values()) + parts.num_bytes
 
 
 def _described(folder: Path, config: ModelConfig) -> PreTrainedConfig:
@@ -118,16 +118,16 @@ def _load_whole(
     device: torch.device,
     dtype: torch.dtype,
     described: PreTrainedConfig,
-    experts: ExpertWeights,
+    kept: KeptParts,
 ) -> Any:
-    """Load the causal model of a configuration into host memory, but for experts that stay in few bits."""
+    """Load the causal model of a configuration into host memory, but for what stays in few bits."""
     built = build(described, auto)
     cls, shape = type(built), without(built.config)
     given: dict[str, Any] = {
         "config": shape,
         "dtype": dtype,
         "attn_implementation": NAME,
-        "experts_implementation": _experts(device, experts),
+        "experts_implementation": _experts(device, kept),
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # so that they are told
     }
@@ -135,7 +135,7 @@ def _load_whole(
         given |= {"local_files_only": True, "use_safetensors": True}
         causal, told = reading_whole(cls, folder).from_pretrained(folder, **given)  # type: ignore[attr-defined]
     else:
-        reader = reading_expanded(cls, weight_files(folder), config, dtype, experts)
+        reader = reading_expanded(cls, weight_files(folder), config, dtype, kept)
         causal, told = reader.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
     _check(folder, told, config, described)
     causal.__class__ = cls
@@ -148,12 +148,12 @@ def _draw_beside(
     dtype: torch.dtype,
     described: PreTrainedConfig,
     seed: int,
-    experts: ExpertWeights,
+    kept: KeptParts,
 ) -> Any:
-    """Draw the weights of the causal model of a configuration, those of experts in few bits."""
+    """Draw the weights of the causal model of a configuration, some of them in few bits."""
 
     def prepare(model: Any) -> dict[str, Held]:
-        experts.take(model, {})
+        kept.take(model, {})
         return {}
 
     built = build(described, auto)
@@ -164,11 +164,11 @@ def _draw_beside(
         config=shape,
         dtype=dtype,
         attn_implementation=NAME,
-        experts_implementation=_experts(device, experts),
+        experts_implementation=_experts(device, kept),
     )
     draw_vectors(causal, seed, device, {})
     causal.__class__ = cls
-    experts.draw(seed, dtype)
+    kept.draw(seed, dtype)
     return causal.to(device)
 
 
@@ -192,7 +192,7 @@ def _load_shares(
     dtype: torch.dtype,
     dummy_seed: int | None,
     ranks: Ranks,
-    experts: ExpertWeights,
+    kept: KeptParts,
 ) -> tuple[Any, frozenset[int]]:
     """Load this rank's shares; return the causal model, and as `Division` has it `splits`."""
     found: list[Division] = []
@@ -200,7 +200,7 @@ def _load_shares(
     def prepare(model: Any) -> dict[str, Held]:
         give_latents(model)  # while all heads are there: those of a rank alone may keep less than a latent
         found.append(divide(model, config, ranks))
-        experts.take(model, found[0].held)
+        kept.take(model, found[0].held)
         return found[0].held
 
     described = _described(folder, config)
@@ -210,10 +210,10 @@ def _load_shares(
         "config": shape,
         "dtype": dtype,
         "attn_implementation": NAME,
-        "experts_implementation": _experts(device, experts),
+        "experts_implementation": _experts(device, kept),
     }
     if dummy_seed is None:
-        reader = reading_shares(cls, prepare, weight_files(folder), config, dtype, experts)
+        reader = reading_shares(cls, prepare, weight_files(folder), config, dtype, kept)
         causal, told = reader.from_pretrained(  # type: ignore[attr-defined]
             None, state_dict={}, output_loading_info=True, ignore_mismatched_sizes=True, **given
         )
@@ -223,7 +223,7 @@ def _load_shares(
         drawing = drawing_shares(cls, prepare, dummy_seed, device)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
         draw_vectors(causal, dummy_seed, device, found[0].held)
-        experts.draw(dummy_seed, dtype)
+        kept.draw(dummy_seed, dtype)
     causal.__class__ = cls
     if ranks.rank:
         parameters = dict(causal.named_parameters(remove_duplicate=False))
@@ -233,13 +233,13 @@ def _load_shares(
     return causal.to(device), found[0].splits
 
 
-def _experts(device: torch.device, experts: ExpertWeights | None = None) -> str:
+def _experts(device: torch.device, kept: KeptParts | None = None) -> str:
     """Return what computes experts: kernels, or on a CPU a loop over those that are asked.
 
-    experts: those that stay in few bits, which no loop knows.
+    kept: those that stay in few bits are none that a loop knows.
     """
-    kept = experts is not None and experts.formats
-    return NAME if device.type == "cuda" or kept else "eager"
+    in_few_bits = kept is not None and kept.experts.formats
+    return NAME if device.type == "cuda" or in_few_bits else "eager"
 
 
 def _is_spare(name: str, described: PreTrainedConfig) -> bool:

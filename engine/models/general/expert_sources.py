@@ -23,9 +23,9 @@ from quire.engine.models.packed_files import PackedTensor
 from quire.engine.parallel.share import Range
 from quire.kernels.quantised.weight import Numbers, WeightFormat
 
-_MERGED_OTHERWISE = "matrices that are merged in another way"
+OTHERWISE_MERGED = "matrices that are merged in another way"
 _OTHER_WAY_ROUND = "outputs and inputs the other way round"
-_MISSHAPEN = "other shapes than config.json asks for"  # which is told where they are loaded
+MISSHAPEN = "other shapes than config.json asks for"  # which is told where they are loaded
 
 
 class Matrix(Protocol):
@@ -51,20 +51,14 @@ class Source:
 
 
 def stored_experts(model: Any, slices: Mapping[str, Any], mapping: list[Any]) -> Stored:
-    """Return how files have weights of experts, by the names of parameters; and why others are not kept.
+    """Return how files have weights of experts, by the names of parameters; or why they are not kept.
 
     model: undivided; its parameters need not be anywhere. slices: tensors by their names in files. mapping:
     as transformers' loader has it. Of GPTQ's, which group each input is in is read too.
     """
-    names = names_in(model, slices, mapping)
-    device = torch.device("cpu")
+    names, device = names_in(model, slices, mapping), torch.device("cpu")
     sources = _sources(names, model, slices, mapping, device, copies_to(device), {})
-    of_experts = {name for source in sources.values() for name in source.names}
-    stored: dict[str, WeightFormat | str] = {name: source.form for name, source in sources.items()}
-    for name in names.keys() - of_experts:
-        if isinstance(slices[name], Float8Tensor | PackedTensor | FoursTensor | Mxfp4Tensor):
-            stored[name] = "no weights of experts"
-    return stored
+    return {name: source.form for name, source in sources.items()}
 
 
 def sources_of(
@@ -132,7 +126,7 @@ def why_not_kept(name: str, module: Any, mapping: list[Any], *, stacked: bool) -
     patterns = ((each, pattern) for each in converters for pattern in each.target_patterns)
     converter = next((each for each, pattern in patterns if re.search(f"{pattern}$", name)), None)
     if converter is not None:
-        return "" if not stacked and _merges(converter, module) else _MERGED_OTHERWISE
+        return "" if not stacked and _merges(converter, module) else OTHERWISE_MERGED
     if not stacked:
         return STACKS
     return "" if module.is_transposed else _OTHER_WAY_ROUND
@@ -156,7 +150,7 @@ def _stacked(
     if not module.is_transposed:
         return Source((key,), _OTHER_WAY_ROUND)
     if stack.get_shape() != shape:
-        return Source((key,), _MISSHAPEN)
+        return Source((key,), MISSHAPEN)
     matrices = [Mxfp4Matrix(stack, place, device, copy) for place in range(shape[0])]
     form = fused([each.kept_format for each in matrices[:1]], shape[1])
     return Source((key,), form, tuple((each,) for each in matrices))
@@ -184,11 +178,11 @@ def _merged(
         return None
     count, outputs, inputs = shape
     if not _merges(converter, module):
-        return Source(names, _MERGED_OTHERWISE)
+        return Source(names, OTHERWISE_MERGED)
     wanted = [outputs // len(patterns), inputs]
     fit = all(len(keys[pattern]) == count for pattern in patterns)
     if len(patterns) > 2 or not fit or any(slices[name].get_shape() != wanted for name in names):
-        return Source(names, _MISSHAPEN)
+        return Source(names, MISSHAPEN)
     if form is None:
         forms = [slices[name].kept_format if isinstance(slices[name], kinds) else None for name in names]
         told = fused(forms, inputs)

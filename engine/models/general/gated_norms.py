@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from itertools import product
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,11 @@ _GROUPS = ("n_groups", "group_size")  # by which name a module has how many ther
 
 def gated_norm_of(module: nn.Module) -> GatedNorm | None:
     """Return the RMSNorm with a gate that a module is, which takes what is normalised, and the gate."""
-    weight: Any = getattr(module, "weight", None)
+    named = dict(module.named_parameters())
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if [name for name, _ in module.named_parameters()] != ["weight"] or not isinstance(eps, float):
+    if [*named] != ["weight"] or not isinstance(eps, float):
         return None
+    weight = named["weight"]
     if weight.dim() != 1 or weight.dtype not in TOLERANCE:
         return None
     if [*inspect.signature(module.forward).parameters] != _TAKEN:  # what else there is could change it

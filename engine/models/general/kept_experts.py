@@ -5,35 +5,22 @@ All of a layer's are kept, or none: its code is proved to compute what kernels d
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.conversion_mapping import get_model_conversion_mapping
 
-from quire.engine.config import QuantizedWeights
-from quire.engine.models.adapter_tensors import read_changes
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
-from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.plan import experts_by_name
-from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP, kind_of, matrices_of
 from quire.engine.models.general.expert_proof import is_computed
-from quire.engine.models.general.expert_sources import stored_experts, why_not_kept
-from quire.engine.models.general.loading import expanded_slices
-from quire.engine.models.general.naming import names_in
+from quire.engine.models.general.expert_sources import why_not_kept
 from quire.engine.models.kept_weights import (
-    ADAPTED,
-    Keep,
     Kept,
     Stored,
     Supports,
-    as_asked,
     described_format,
     fused,
-    may_keep,
     unsupported,
     untaken,
 )
@@ -41,37 +28,6 @@ from quire.engine.models.mxfp4_files import MXFP4_FORMAT
 from quire.engine.models.packed import Packed
 from quire.engine.models.quantisation import MXFP4, weights_of
 from quire.kernels.quantised.weight import WeightFormat
-
-OF_EXPERTS = "experts"
-
-
-def keep_experts_of(
-    folder: Path,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    supports: Supports,
-    files: list[Any],
-    quantized_weights: QuantizedWeights,
-) -> Keep:
-    """Return what chooses which weights of experts a rank keeps of a folder's model, by open files.
-
-    files: none, if they are not here, or not read: config.json tells. Layers' code is looked at here, once.
-    """
-    if not may_keep(config):
-        return lambda part: Kept(of=OF_EXPERTS)
-    model = build(read_described(folder), auto_of(config))
-    mapping = get_model_conversion_mapping(model)
-    if files:
-        slices = expanded_slices(files, config.quantised, dtype)
-        stored = stored_experts(model, slices, mapping)
-    else:
-        stored = described_experts(model, config, mapping)
-    if config.adapter is not None:
-        changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
-        adapted = {name for name, form in stored.items() if name in changed and not isinstance(form, str)}
-        stored = {**stored, **dict.fromkeys(adapted, ADAPTED)}
-    stored = _proved(model, as_asked(stored, quantized_weights), dtype, supports)
-    return partial(keep_experts, model=model, stored=stored, dtype=dtype, supports=supports)
 
 
 def described_experts(model: Any, config: ModelConfig, mapping: list[Any]) -> Stored:
@@ -115,10 +71,10 @@ def keep_experts(
             formats |= dict(zip(names, forms, strict=True))
     others = stored.keys() - formats.keys() - reasons.keys()
     reasons |= {name: str(form) for name, form in stored.items() if name in others}
-    return Kept(formats, reasons, OF_EXPERTS)
+    return Kept(formats, reasons)
 
 
-def _proved(model: Any, stored: Stored, dtype: torch.dtype, supports: Supports) -> Stored:
+def proved(model: Any, stored: Stored, dtype: torch.dtype, supports: Supports) -> Stored:
     """Return the formats of experts, or why they are not kept: kernels do not compute what their code does.
 
     Layers that are alike, in the same formats, are looked at once.

@@ -11,7 +11,7 @@ import torch
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
-from quire.engine.models.general.expert_weights import ExpertWeights
+from quire.engine.models.general.kept_parts import KeptParts
 from quire.engine.models.general.naming import naming_of
 from quire.engine.models.merging import merged_tensors
 from quire.engine.models.mxfp4_files import expand_mxfp4
@@ -48,11 +48,11 @@ def expanded_slices(opened: list[Any], quantised: Quantised | None, dtype: torch
 
 
 def reading_expanded(
-    cls: type, files: list[Path], model_config: ModelConfig, dtype: torch.dtype, experts: ExpertWeights
+    cls: type, files: list[Path], model_config: ModelConfig, dtype: torch.dtype, kept: KeptParts
 ) -> type:
     """Return a class of models that reads quantised weights of files as the numbers that they stand for.
 
-    An adapter is merged into them. experts: those that stay in few bits. Of transformers' own files it is
+    An adapter is merged into them. kept: those that stay in few bits. Of transformers' own files it is
     given none.
     """
 
@@ -61,10 +61,10 @@ def reading_expanded(
     ) -> tuple[Any, Any]:
         mapping = config.weight_mapping or []
         with slices_of(files, model_config, dtype, model, mapping) as slices:
-            others = experts.take_sources(model, slices, mapping)
-            experts.take(model, {})
+            others = kept.take_sources(model, slices, mapping)
+            kept.take(model, {})
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, others, None, config, expected)  # type: ignore[attr-defined]
-            experts.fill()
+            kept.fill()
             return loaded
 
     return loading_by(cls, load, files[0].parent)

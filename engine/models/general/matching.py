@@ -27,12 +27,11 @@ from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.splits import SplitPartials
 from quire.kernels.attention.write_kv import rotate
 from quire.kernels.backend import Backend
-from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import whole
+from quire.kernels.linear.operations import AnyLinear, whole
 from quire.kernels.pointwise.gate import sigmoid_gate_reference
 from quire.kernels.pointwise.norm import rms_norm_reference
 
-_QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query", "key", "value"), ("wq", "wk", "wv"))
+QKV = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("query", "key", "value"), ("wq", "wk", "wv"))
 _OUTPUT = ("o_proj", "out_proj", "dense", "wo")
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
 
@@ -45,9 +44,9 @@ class Attending:
     multiplied. reordered: where its rows are not in the order of the module's own layers.
     """
 
-    qkv: Linear
+    qkv: AnyLinear
     layer: AttentionLayer
-    output: Linear
+    output: AnyLinear
     gated: bool = False
     reordered: Reordered | None = None
 
@@ -88,7 +87,7 @@ def attention_of(
     same.
     """
     module, call, into = seen.attention.module, seen.call, seen.attention.into
-    qkv, output = linears(module, _QKV), linears(module, [(name,) for name in _OUTPUT])
+    qkv, output = linears(module, QKV), linears(module, [(name,) for name in _OUTPUT])
     head_dim, heads, kv_heads = call.q.shape[-1], len(call.q), len(call.k)
     if qkv is None or output is None or {call.k.shape[-1], call.v.shape[-1]} != {head_dim} or head_dim % 2:
         return None
@@ -97,7 +96,7 @@ def attention_of(
         return None  # OLMo's limit, which few tokens may not reach
     q_norm, k_norm, eps = norms
     product, out = merged(qkv), merged(output)
-    rows, plain = len(product.weight), (heads + 2 * kv_heads) * head_dim
+    rows, plain = product.weight.shape[0], (heads + 2 * kv_heads) * head_dim
     gated = rows == plain + heads * head_dim
     if not gated and rows != plain:
         return None

@@ -9,13 +9,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.kept_linear import like_of
 from quire.engine.models.general.proof import ROWS, alike, called, linears, merged, noise
-from quire.kernels.linear.linear import Linear, Matrix
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import AnyLinear
 from quire.kernels.pointwise.activation import ACTIVATIONS, UNGATED, Activation, UngatedActivation
 
 Name = TypeVar("Name", bound=str)
 _LARGE = 100.0  # of a gate: more than any limit that models have, and its square is within fp16
-_GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"))
+GATE_UP = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"))
 _DOWN = ("down_proj", "w2")
 _UNGATED = (
     ("c_fc", "c_proj"), ("fc1", "fc2"), ("fc_in", "fc_out"), ("up_proj", "down_proj"),
@@ -28,23 +30,23 @@ _ACTIVATION = ("act_fn", "activation_fn", "act", "gelu_impl")
 class Gated:
     """down(activation(gate) · up)."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: AnyLinear
+    down: AnyLinear
     activation: Activation
 
 
 def gated_of(module: nn.Module) -> Gated | None:
     """Return the gated MLP that a module is. Its gate and up projection are one matrix then."""
-    into, down = linears(module, _GATE_UP), linears(module, [(name,) for name in _DOWN])
+    into, down = linears(module, GATE_UP), linears(module, [(name,) for name in _DOWN])
     activation = _activation_of(module, ACTIVATIONS)
     if activation is None and not _has_function(module):
         activation = "silu"  # which code may call by its name (LFM2); numbers tell
     if into is None or down is None or activation is None:
         return None
     gated = Gated(merged(into), merged(down), activation)
-    if 2 * gated.down.weight.shape[1] != len(gated.gate_up.weight):
+    if 2 * gated.down.weight.shape[1] != gated.gate_up.weight.shape[0]:
         return None
-    x = noise(ROWS, into[0].in_features, into[0].weight)
+    x = noise(ROWS, into[0].in_features, like_of(into[0]))
     largest = gated.gate_up(x).abs().max().float().clamp(min=1e-2)
     for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them
         theirs = called(module, each)
@@ -59,8 +61,8 @@ def gated_of(module: nn.Module) -> Gated | None:
 class Ungated:
     """down(activation(up)), and what the module is given besides, which it adds, if `adds`."""
 
-    up: Linear
-    down: Linear
+    up: AnyLinear
+    down: AnyLinear
     activation: UngatedActivation
     adds: bool
 
@@ -79,11 +81,12 @@ def ungated_of(module: nn.Module) -> Ungated | None:
     activation = _activation_of(module, UNGATED)
     if found is None or activation is None:
         return None
-    up, down = (merged(part) for part in found if part is not None)
-    if down.weight.shape[1] != len(up.weight):  # what is between them is more than an activation
+    products = [part for part in found if part is not None]
+    up, down = map(merged, products)
+    if down.weight.shape[1] != up.weight.shape[0]:  # what is between them is more than an activation
         return None
-    x = noise(ROWS, up.weight.shape[1], up.weight)
-    residual = noise(ROWS, len(down.weight), x)
+    x = noise(ROWS, up.weight.shape[1], like_of(products[0][0]))
+    residual = noise(ROWS, down.weight.shape[0], x)
     largest = up(x).abs().max().float().clamp(min=1e-2)
     adds = called(module, x) is None
     for each in (x, x * (_LARGE / largest).to(x.dtype)):  # large ones show what limits them

@@ -17,6 +17,7 @@ from quire.engine.models.general.attention import give
 from quire.engine.models.general.dry_run import decoder_name
 from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.index_parts import give_kinds
+from quire.engine.models.general.kept_linear import KeptLinear
 from quire.engine.models.general.modules import HeadModule
 from quire.engine.models.general.own_attention import is_indexer
 from quire.engine.models.general.paged_attention import PagedAttention
@@ -82,7 +83,7 @@ class GeneralModel:
     ) -> None:
         """splits: as `Division` has it, of a model that is divided among ranks.
 
-        kept: formats of weights of experts that stay in few bits, by name.
+        kept: formats of weights that stay in few bits, by name.
         """
         self.config = config
         self.backend = backend
@@ -95,6 +96,9 @@ class GeneralModel:
         # Of a head for text, `part_logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None
         self.embedding: Tensor = causal.get_input_embeddings().weight
+        for part in causal.modules():
+            if isinstance(part, KeptLinear):
+                part.multiply = backend.linear
         name = decoder_name(causal)
         self._decoder = getattr(causal, name)
         self._positions = StepPositions(self._decoder)

@@ -12,8 +12,8 @@ from quire.engine.models.general.mlps import Gated, Ungated
 from quire.engine.models.general.routers import Router
 from quire.engine.models.layers import LayerNorm
 from quire.kernels.backend import Backend
-from quire.kernels.linear.linear import Linear, Matrix
-from quire.kernels.linear.operations import Hidden, whole
+from quire.kernels.linear.linear import Matrix
+from quire.kernels.linear.operations import AnyLinear, Hidden, whole
 from quire.kernels.plan import LayerOps
 from quire.kernels.pointwise.norm import Norm
 
@@ -74,7 +74,7 @@ class GatedModule:
 class LinearModule:
     """x [..., K] -> [..., N]."""
 
-    def __init__(self, layer: Linear, backend: Backend) -> None:
+    def __init__(self, layer: AnyLinear, backend: Backend) -> None:
         self._layer, self._linear = layer, backend.linear
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from quire.kernels.pointwise.norm import Norm, rms_norm_reference
 
 def norm_of(module: nn.Module) -> Norm | None:
     """Return the RMSNorm that a module is; fp32 weights are one more than the module's."""
-    weight = getattr(module, "weight", None)
+    named = dict(module.named_parameters())
+    weight = named.get("weight")
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    named = [name for name, _ in module.named_parameters()]
-    if named != ["weight"] or weight is None or weight.dim() != 1 or not isinstance(eps, float):
+    if [*named] != ["weight"] or weight is None or weight.dim() != 1 or not isinstance(eps, float):
         return None
     if weight.dtype not in TOLERANCE:
         return None
@@ -34,10 +34,10 @@ def norm_of(module: nn.Module) -> Norm | None:
 
 def layer_norm_of(module: nn.Module) -> LayerNorm | None:
     """Return the layer norm that a module is."""
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    named = dict(module.named_parameters())
+    weight, bias = named.get("weight"), named.get("bias")
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    named = {name for name, _ in module.named_parameters()}
-    if not {"weight"} <= named <= {"weight", "bias"} or weight is None or weight.dim() != 1:
+    if not {"weight"} <= {*named} <= {"weight", "bias"} or weight is None or weight.dim() != 1:
         return None
     if weight.dtype not in TOLERANCE or not isinstance(eps, float):
         return None

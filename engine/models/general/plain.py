@@ -13,8 +13,7 @@ from quire.engine.models.layers import LayerNorm, LayerPlans
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch, of_newest
 from quire.kernels.backend import Backend
 from quire.kernels.formats.layer_cache import LayerCache
-from quire.kernels.linear.linear import Linear
-from quire.kernels.linear.operations import whole
+from quire.kernels.linear.operations import AnyLinear, whole
 from quire.kernels.plan import plan_attention
 from quire.kernels.shapes import LayerShape
 
@@ -22,9 +21,9 @@ from quire.kernels.shapes import LayerShape
 @dataclass(frozen=True, slots=True)
 class PlainLayer:
     input_norm: LayerNorm
-    qkv: Linear
+    qkv: AnyLinear
     attention: AttentionLayer
-    output: Linear
+    output: AnyLinear
     mlp_norm: LayerNorm
     mlp: Ungated
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quire.engine.models.general.division.modules import Summed
+from quire.engine.models.general.kept_linear import KeptLinear, like_of
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import AnyLinear
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.rows import joined
+from quire.kernels.quantised.weight import QuantisedWeight
 
 ROWS = 4  # of noise
 # Of a vector, by its length: what other places of rounding leave, and nothing else does.
@@ -26,19 +31,22 @@ def alike(ours: Tensor, theirs: Tensor, *, times: float = 1.0) -> bool:
     return bool((apart <= times * TOLERANCE[theirs.dtype] * wide.norm(dim=-1)).all())  # NaN never is
 
 
-def linear_of(module: nn.Module) -> Linear | None:
+def linear_of(module: nn.Module) -> AnyLinear | None:
     """Return the linear layer that a module is."""
-    if not isinstance(module, nn.Linear | Conv1D) or module.weight.dtype not in TOLERANCE:
+    if not isinstance(module, nn.Linear | Conv1D) or like_of(module).dtype not in TOLERANCE:
         return None
     part: Any = module
     layer = merged([part])
-    x = noise(ROWS, layer.weight.shape[1], layer.weight)
+    x = noise(ROWS, layer.weight.shape[1], like_of(module))
     theirs = called(module, x)
     return None if theirs is None or not alike(layer(x), theirs) else layer
 
 
-def merged(parts: Sequence[nn.Linear]) -> Linear:
-    """Return layers of one input as one, whose memory they share from then on."""
+def merged(parts: Sequence[nn.Linear]) -> AnyLinear:
+    """Return layers of one input as one, whose memory they share from then on.
+
+    Those whose weights stay in few bits have them in the same format, see `kept_products`.
+    """
     first = parts[0]
     if isinstance(first, Conv1D):  # one that has its weight transposed
         weight = first.weight.data.T.contiguous()
@@ -47,22 +55,40 @@ def merged(parts: Sequence[nn.Linear]) -> Linear:
     if len(parts) == 1:
         summed: Any = first.forward
         ranks = summed.ranks if isinstance(summed, Summed) else None
-        return Linear(first.weight.data, None if first.bias is None else first.bias.data, ranks)
-    weight, bias = torch.cat([each.weight.data for each in parts]), None
+        vector = None if first.bias is None else first.bias.data
+        if isinstance(first, KeptLinear):
+            return QuantisedLinear(first.product.weight, vector, ranks)
+        return Linear(first.weight.data, vector, ranks)
+    kept, like = [each.kept for each in parts if isinstance(each, KeptLinear)], like_of(first)
+    weight = joined(kept) if kept else torch.cat([each.weight.data for each in parts])
+    bias = None
     if any(each.bias is not None for each in parts):
         bias = torch.cat(
-            [weight.new_zeros(each.out_features) if each.bias is None else each.bias.data for each in parts]
+            [like.new_zeros(each.out_features) if each.bias is None else each.bias.data for each in parts]
         )
     begin = 0
     for each in parts:
         rows = slice(begin, begin + each.out_features)
-        each.weight.data = weight[rows]
+        if isinstance(each, KeptLinear):
+            assert isinstance(weight, QuantisedWeight)
+            each.kept = weight.rows(rows.start, rows.stop)
+        else:
+            assert isinstance(weight, Tensor)
+            each.weight.data = weight[rows]
         if each.bias is not None and bias is not None:
             each.bias.data = bias[rows]
         begin = rows.stop
-    if weight.is_cuda:  # memory that layers had apart is none that they fit in together
+    if like.is_cuda:  # memory that layers had apart is none that they fit in together
         torch.cuda.empty_cache()
-    return Linear(weight, bias)
+    return Linear(weight, bias) if isinstance(weight, Tensor) else QuantisedLinear(weight, bias)
+
+
+def unbiased(part: nn.Linear) -> AnyLinear:
+    """Return a layer's product without its bias."""
+    layer = merged([part])
+    if isinstance(layer, QuantisedLinear):
+        return QuantisedLinear(layer.weight, None, layer.ranks)
+    return Linear(layer.weight, None, layer.ranks)
 
 
 def linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Linear] | None:
@@ -70,7 +96,7 @@ def linears(module: nn.Module, names: Sequence[tuple[str, ...]]) -> list[nn.Line
     for each in names:
         found: Any = [getattr(module, name, None) for name in each]
         kinds = nn.Linear | Conv1D if len(each) == 1 else nn.Linear
-        if all(isinstance(part, kinds) and part.weight.dtype in TOLERANCE for part in found):
+        if all(isinstance(part, kinds) and like_of(part).dtype in TOLERANCE for part in found):
             # Of divided ones, those that are summed alone are what they are by their weights.
             forwards = [vars(part).get("forward") for part in found]
             last = isinstance(forwards[0], Summed) and len(found) == 1

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.kept_linear import KeptLinear, release
 from quire.kernels.linear.linear import Linear
+from quire.kernels.linear.operations import AnyLinear
+from quire.kernels.quantised.linear import QuantisedLinear
+from quire.kernels.quantised.rows import in_order
 
 
 def whole_table(rope: Tensor, head_dim: int) -> Tensor:
@@ -58,7 +62,7 @@ class Reordered:
     """
 
     parts: Sequence[nn.Linear]
-    product: Linear
+    product: AnyLinear
     order: Tensor
 
     def give_back(self) -> None:
@@ -68,18 +72,29 @@ class Reordered:
         begin = 0
         for part in self.parts:
             rows = places[begin : begin + part.out_features]
-            part.weight.data = self.product.weight[rows]
-            if part.bias is not None and self.product.bias is not None:
-                part.bias.data = self.product.bias[rows]
+            own = _rows_of(self.product, rows)
+            if isinstance(part, KeptLinear):
+                assert isinstance(own, QuantisedLinear)
+                part.kept = own.weight
+            else:
+                assert isinstance(own, Linear)
+                part.weight.data = own.weight
+            if part.bias is not None and own.bias is not None:
+                part.bias.data = own.bias
             begin += part.out_features
 
 
-def reordered(parts: Sequence[nn.Linear], product: Linear, order: Tensor) -> Reordered:
+def reordered(parts: Sequence[nn.Linear], product: AnyLinear, order: Tensor) -> Reordered:
     """Take the layers' weights for a product [rows, in] of them all, with rows in that order."""
-    bias = product.bias
-    taken = Linear(product.weight[order], None if bias is None else bias[order], product.ranks)
+    taken = _rows_of(product, order)
     for part in parts:
-        part.weight.data = taken.weight[:0]
-        if part.bias is not None:
-            part.bias.data = taken.weight[:0, 0]
+        release(part)
     return Reordered(parts, taken, order)
+
+
+def _rows_of(product: AnyLinear, rows: Tensor) -> AnyLinear:
+    """Return a copy of those rows."""
+    bias = None if product.bias is None else product.bias[rows]
+    if isinstance(product, QuantisedLinear):
+        return QuantisedLinear(in_order(product.weight, rows), bias, product.ranks)
+    return Linear(product.weight[rows], bias, product.ranks)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from quire.engine.models.general.gated_norms import gated_norm_of
 from quire.engine.models.general.norms import norm_of
-from quire.engine.models.general.proof import alike, called, noise
+from quire.engine.models.general.proof import alike, called, noise, unbiased
 from quire.engine.models.general.stateful import Called
 from quire.kernels.backend import Backend
-from quire.kernels.linear.linear import Linear
 from quire.kernels.pointwise.norm import Norm, rms_norm_reference
 from quire.kernels.recurrence.operations import Recurrences
 from quire.kernels.recurrence.step import StateStep
@@ -100,7 +99,7 @@ class ScanModule(_Mixer):
         parts = self._module
         bias = parts.dt_proj.bias
         self._weights = parts.D.float(), None if bias is None else bias.float()
-        self._steps = Linear(parts.dt_proj.weight.data, None)
+        self._steps = unbiased(parts.dt_proj)
         columns = parts.A_log.shape[1]
         self._widths = [parts.x_proj.out_features - 2 * columns, columns, columns]
         self._norms: list[Norm] = []

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from quire.engine.models.general.kept_linear import like_of
 from quire.engine.models.general.proof import TOLERANCE, noise
 from quire.engine.models.general.stateful import CacheOfStates, Called
 from quire.kernels.formats.state_spec import LayerStates
@@ -53,7 +54,7 @@ def is_proved(module: nn.Module, layer: LayerStates, stand_in: StandIn, hidden: 
 
 def _multiplied(module: nn.Module) -> Tensor:
     """Return what hidden states are multiplied by, whose type they have: others may be in fp32."""
-    products = (part.weight for part in module.modules() if isinstance(part, nn.Linear))
+    products = (like_of(part) for part in module.modules() if isinstance(part, nn.Linear))
     return next(products, next(module.parameters()))
 
 

@@ -89,7 +89,7 @@ def refuse_undividable(folder: Path, config: ModelConfig) -> None:
 def num_bytes(folder: Path, config: ModelConfig, itemsize: int, formats: Mapping[str, WeightFormat]) -> int:
     """Return how many bytes the parameters of a rank take, of which that is the config.
 
-    formats: of weights of experts that stay in few bits, by name; others are numbers of `itemsize` bytes.
+    formats: of weights that stay in few bits, by name; others are numbers of `itemsize` bytes.
     Raises Undividable with what of the model cannot be divided.
     """
     model = build(read_described(folder))
@@ -102,6 +102,11 @@ def num_bytes(folder: Path, config: ModelConfig, itemsize: int, formats: Mapping
         for name, module in plan.experts_by_name(model).items()
         for weight, shape in matrices_of(module).items()
         if f"{name}.{weight}" in formats
+    }
+    kept |= {
+        name: formats[name].num_bytes(*each.shape)
+        for name, each in model.named_parameters()
+        if name in formats and name not in kept
     }
     return sum(kept.get(name, each.numel() * itemsize) for name, each in model.named_parameters())
 

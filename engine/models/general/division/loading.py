@@ -13,7 +13,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.expert_sources import merges_experts
-from quire.engine.models.general.expert_weights import ExpertWeights
+from quire.engine.models.general.kept_parts import KeptParts
 from quire.engine.models.general.loading import loading_by, slices_of
 from quire.engine.models.general.naming import names_in
 from quire.engine.parallel.share import Range, Share
@@ -27,11 +27,11 @@ def reading_shares(
     files: list[Path],
     model_config: ModelConfig,
     dtype: torch.dtype,
-    experts: ExpertWeights,
+    kept: KeptParts,
 ) -> type:
     """Return a class of models that reads no more of files than a rank's shares.
 
-    files, model_config, dtype: as `slices_of` has them. experts: those that stay in few bits, which `prepare`
+    files, model_config, dtype: as `slices_of` has them. kept: those that stay in few bits, which `prepare`
     takes. Of transformers' own files it is given none.
     """
 
@@ -40,10 +40,10 @@ def reading_shares(
     ) -> tuple[Any, Any]:
         mapping = config.weight_mapping or []
         with slices_of(files, model_config, dtype, model, mapping) as slices:
-            others = experts.take_sources(model, slices, mapping)
+            others = kept.take_sources(model, slices, mapping)
             parts = _parts(model, others, prepare(model), mapping)
             loaded: tuple[Any, Any] = cls._load_pretrained_model(model, parts, None, config, expected)  # type: ignore[attr-defined]
-            experts.fill()
+            kept.fill()
             return loaded
 
     return loading_by(cls, load, files[0].parent)

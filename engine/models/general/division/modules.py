@@ -15,6 +15,11 @@ from quire.engine.parallel.share import Range
 from quire.kernels.parallel.ranks import Ranks
 
 
+def own_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return what calls the code of a module's class, whichever that is by then."""
+    return lambda x: type(module).forward(module, x)
+
+
 def summed(x: Tensor, ranks: Ranks) -> Tensor:
     """Return the sum of every rank's x [..., N], which may be overwritten."""
     return ranks.all_reduce(x.reshape(-1, x.shape[-1])).view(x.shape)
@@ -33,7 +38,7 @@ class Gathered:
     """A module whose outputs are divided, and wanted whole."""
 
     def __init__(self, module: nn.Module, ranks: Ranks, copies: int) -> None:
-        self._forward, self._ranks, self._copies = module.forward, ranks, copies
+        self._forward, self._ranks, self._copies = own_forward(module), ranks, copies
 
     def __call__(self, x: Tensor) -> Tensor:
         return gathered(self._forward(x), self._ranks, self._copies)
@@ -44,7 +49,7 @@ class Summed:
 
     def __init__(self, module: nn.Module, ranks: Ranks, part: Range) -> None:
         self.ranks = ranks
-        self._forward, self._part = module.forward, part
+        self._forward, self._part = own_forward(module), part
 
     def __call__(self, x: Tensor) -> Tensor:
         begin, end = self._part

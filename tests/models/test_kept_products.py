@@ -1,0 +1,200 @@
+"""Linear layers' weights stay in the few bits that files have, of a model by transformers' code."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.engine.models.float8_files import Float8Tensor
+from quire.engine.models.general.branches import BranchDecoder
+from quire.engine.models.general.delta_nets import DeltaNetModule
+from quire.engine.models.general.kept_linear import KeptLinear
+from quire.engine.models.general.plain import PlainDecoder
+from quire.engine.models.general.proof import alike
+from quire.engine.models.general.sandwich import SandwichDecoder
+from quire.engine.models.general.whole import FusedDecoder
+from quire.engine.models.packed_files import PackedTensor
+from quire.kernels.backend import triton_backend
+from quire.kernels.gpu import gpu_of
+from quire.kernels.quantised.linear import QuantisedLinear
+from tests.models import kept_folder
+from tests.models.kept_folder import edit
+from tests.models.kept_products_folder import (
+    EXPANDING,
+    KEEPING,
+    KINDS,
+    MOST_APART,
+    generate,
+    kept_in,
+    layers_in,
+    load,
+    save,
+)
+
+DECODERS = {
+    "mistral": FusedDecoder,
+    "phi3": FusedDecoder,
+    "starcoder2": PlainDecoder,
+    "gemma3_text": SandwichDecoder,
+    "qwen3_5_text": BranchDecoder,
+    "qwen3_next": BranchDecoder,
+    "cohere": type(None),
+}
+EVERY = [
+    *((kind, form) for kind in KINDS for form in ("blocks", "awq")),
+    *(("gemma3_text", form) for form in kept_folder.FORMS if form not in ("blocks", "awq")),
+]
+
+
+@pytest.mark.parametrize(("kind", "form"), EVERY)
+def test_kept_weights_stand_for_the_numbers_that_they_would_be(kind: str, form: str, tmp_path: Path) -> None:
+    folder = save(kind, form, tmp_path)
+    (ours, _), (other, _) = load(folder), load(folder, EXPANDING)
+    assert type(ours.fusion.decoder) is type(other.fusion.decoder) is DECODERS[kind]
+    assert len(ours.fusion.modules) == len(other.fusion.modules)
+    numbers = {name: layer.weight for name, layer in layers_in(other).items()}
+    for name, kept in kept_in(ours).items():
+        assert torch.equal(kept, numbers[name])  # none of either, where another product has its rows
+    (tokens, logits), (expected, theirs) = generate(ours), generate(other)
+    assert tokens == expected
+    for each, wanted in zip(logits, theirs, strict=True):
+        torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "form"), EVERY)
+def test_nothing_is_expanded_that_can_be_kept(
+    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as it is loaded, nor where layers are proved and computed."""
+    folder = save(kind, form, tmp_path)
+    read: list[str] = []
+
+    def noted(tensor: Any, index: Any, expand: Any) -> Tensor:
+        read.append(tensor.name)
+        numbers: Tensor = expand(tensor, index)
+        return numbers
+
+    for files in (Float8Tensor, PackedTensor):
+        expand = files.__getitem__
+        monkeypatch.setattr(files, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
+
+    def refuse(layer: KeptLinear) -> Tensor:
+        raise AssertionError("a layer's weight is expanded")
+
+    monkeypatch.setattr(KeptLinear, "weight", property(refuse))
+    model, num_bytes = load(folder)
+    every = layers_in(model)
+    sizes = {name: (each.out_features, each.in_features) for name, each in every.items()}
+    dense = [name for name, (outputs, _) in sizes.items() if outputs % 16]  # of few heads, and of a gate
+    assert [name for name, layer in every.items() if not isinstance(layer, KeptLinear)] == dense
+    assert not [name for name in read if not any(part in name for part in (*dense, ".experts."))]
+    assert len(model.kept) == len(every) - len(dense) > 0
+    generate(model)
+    monkeypatch.undo()
+    _, expanded = load(folder, EXPANDING)
+    saved = sum(
+        4 * math.prod(sizes[layer]) - form.num_bytes(*sizes[layer])
+        for name, form in model.kept.items()
+        for layer in sizes
+        if name.endswith(f"{layer}.weight")
+    )
+    assert num_bytes == expanded - saved
+
+
+@pytest.mark.parametrize("form", ["blocks", "awq"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_of_the_device_at_hand_are_proved_to_compute_the_same(
+    kind: str, form: str, tmp_path: Path
+) -> None:
+    device, backend, dtype = torch.device("cpu"), KEEPING, torch.float32
+    if torch.cuda.is_available():
+        device = torch.device("cuda")
+        backend, dtype = triton_backend(gpu_of(device)), torch.bfloat16
+    model, _ = load(save(kind, form, tmp_path), backend, dtype, device=device)
+    assert type(model.fusion.decoder) is DECODERS[kind] and not model.takes_pieces
+    for layer in layers_in(model).values():
+        if isinstance(layer, KeptLinear) and layer.kept.shape[0]:
+            x = torch.randn(5, layer.in_features, device=device).to(dtype)
+            expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
+            assert alike(KeptLinear.forward(layer, x), expected)  # whatever stands for that
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("qwen3_5_text", 2), ("qwen3_next", 2), ("qwen3_5_text", 1)])
+def test_delta_nets_have_a_product_for_each_way_that_weights_are_held(
+    kind: str, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if parts == 2:  # where betas and decays are of fewer heads than kernels want
+        monkeypatch.setitem(KINDS, kind, KINDS[kind] | {"linear_num_value_heads": 4})
+    folder = save(kind, "blocks", tmp_path)
+    (ours, _), (other, _) = load(folder), load(folder, EXPANDING)
+    nets = [part.forward.net for part in ours._decoder.modules() if isinstance(part.forward, DeltaNetModule)]
+    assert nets and all(isinstance(net.product, QuantisedLinear) for net in nets)
+    assert all((net.few is None) == (parts == 1) for net in nets)
+    (tokens, logits), (expected, theirs) = generate(ours), generate(other)
+    assert tokens == expected
+    for each, wanted in zip(logits, theirs, strict=True):
+        torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)
+
+
+def test_layers_beside_some_that_are_not_quantised_are_expanded(tmp_path: Path) -> None:
+    """Those of other products are kept."""
+    folder = save("gemma3_text", "rows", tmp_path)
+    name = "model.layers.2.mlp.up_proj.weight"
+    whole = load(folder, EXPANDING)[0]
+    numbers = layers_in(whole)["layers.2.mlp.up_proj"].weight.clone()
+    edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.update({name: numbers})))
+    model, _ = load(folder)
+    dense = [name for name, layer in layers_in(model).items() if not isinstance(layer, KeptLinear)]
+    assert dense == ["layers.2.mlp.gate_proj", "layers.2.mlp.up_proj"]
+    assert generate(model)[0] == generate(whole)[0]
+
+
+def test_a_fusion_that_is_undone_leaves_what_layers_had(tmp_path: Path) -> None:
+    """Rows of heads that are rotated in part, and of gates, are in another order meanwhile."""
+    folder = save("qwen3_5_text", "blocks", tmp_path)
+    model, other = load(folder)[0], load(folder, EXPANDING)[0]
+    own = layers_in(other)["layers.1.self_attn.q_proj"]
+    assert not own.weight.numel() and not kept_in(model)["layers.1.self_attn.q_proj"].numel()
+    model.fusion.undo()
+    other.fusion.undo()
+    for name, kept in kept_in(model).items():
+        if "self_attn" in name:
+            assert torch.equal(kept, layers_in(other)[name].weight) and kept.numel()
+
+
+def test_kernels_read_no_scales_that_were_just_copied(tmp_path: Path) -> None:
+    """Of a product's rows a layer has a view, by which kernels do not multiply unless it stands alone."""
+    model, _ = load(save("cohere", "awq", tmp_path))
+    layer = layers_in(model)["layers.0.mlp.gate_proj"]
+    assert isinstance(layer, KeptLinear) and not layer.kept.scales.is_contiguous()
+    multiplied: list[Tensor] = []
+
+    def multiply(x: Tensor, product: Any) -> Tensor:
+        multiplied.append(x)
+        assert product.weight.scales.is_contiguous()
+        result: Tensor = product(x)
+        return result
+
+    layer.multiply, x = multiply, torch.randn(3, 256)
+    expected = layer(x)
+    assert not multiplied
+    model.fusion.undo()
+    assert torch.equal(layer(x), expected) and len(multiplied) == 1
+
+
+@pytest.mark.parametrize("part", [".weight_scale", ".scales"])
+def test_scales_that_are_not_finite_are_refused_by_name(part: str, tmp_path: Path) -> None:
+    folder = save("gemma3_text", "rows" if part == ".weight_scale" else "gptq", tmp_path)
+    name = "model.layers.1.self_attn.o_proj"
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors[name + part].view(-1)[5] = torch.inf
+
+    edit(folder, spoil)
+    with pytest.raises(ValueError, match=f"{name}.*stands for numbers that are not finite"):
+        load(folder)
