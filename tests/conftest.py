@@ -42,10 +42,9 @@ gc.disable()  # until all is imported, which takes a fifth less without it
 def pytest_collection_finish() -> None:
     """Keep collectors from what lasts to the end, modules above all: they took a seventh of engine tests.
 
-    So no test may `gc.unfreeze`.
+    So no test may `gc.unfreeze`. What is garbage by now lasts too, which costs less than to look for it.
     """
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

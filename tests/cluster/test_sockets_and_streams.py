@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import ollama
 import openai
@@ -177,6 +176,8 @@ def test_a_socket_goes_on_from_a_response_where_it_is_stored(cluster: Cluster, a
 
 def test_the_other_apis_go_through(cluster: Cluster) -> None:
     """Anthropic's events and Ollama's lines, and their errors."""
+    import anthropic  # which takes seconds
+
     url, hello = cluster.router.url, [{"role": "user", "content": "hello"}]
     with anthropic.Anthropic(base_url=url, api_key="key", max_retries=0) as client:
         whole = client.messages.create(model="tiny", max_tokens=9, messages=hello)  # type: ignore[arg-type]

@@ -65,8 +65,11 @@ def run(core: EngineCore, asked: list[Request]) -> Answers:
     return answers
 
 
+# A format is another product, and a kind of request other rows: neither asks about the other.
 @pytest.mark.usefixtures("keeping")
-@pytest.mark.parametrize("kind", PARAMS)
+@pytest.mark.parametrize(
+    ("folder", "kind"), [*(("awq", kind) for kind in PARAMS), ("rows", "greedy")], indirect=["folder"]
+)
 def test_tokens_are_the_same_alone_in_a_batch_and_preempted(folder: Path, kind: str) -> None:
     core, bits = start(folder)
     assert bits

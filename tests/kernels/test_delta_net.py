@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from paged import with_dtypes
 from state_steps import BLOCKS, draw_step, step_of
 from torch import Tensor
 
@@ -35,8 +36,9 @@ def only_decodes(device: torch.device) -> StateStep:
     return step_of([(0, 0), (1, 2), (NO_STATE, 3), (1, PADS)], [], device)
 
 
-@pytest.mark.parametrize("by_key", [False, True])
-@pytest.mark.parametrize("most", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("by_key", "most", "dtype"), with_dtypes([(False, 1.0), (False, 2.0), (True, 2.0), (True, 1.0)])
+)
 def test_kernels_equal_the_reference(by_key, most, dtype, device):
     drawn = draw_step(device)
     for step, owned in ((only_decodes(device), slice(3)), (drawn.step, drawn.owned)):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+from paged import with_dtypes
 from state_steps import BLOCKS, draw_step, in_turn
 from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
@@ -64,8 +65,18 @@ def assert_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, theirs, rtol=TOLERANCE[dtype], atol=atol)
 
 
-@pytest.mark.parametrize("by_key", [False, True])
-@pytest.mark.parametrize("shape", [Shape(2, 4, 32, 32), Shape(1, 1, 24, 48)])
+# In the interpreter each shape, and each kind of decays, has both types.
+@pytest.mark.parametrize(
+    ("shape", "by_key", "dtype"),
+    with_dtypes(
+        [
+            (Shape(2, 4, 32, 32), False),
+            (Shape(2, 4, 32, 32), True),
+            (Shape(1, 1, 24, 48), True),
+            (Shape(1, 1, 24, 48), False),
+        ]
+    ),
+)
 def test_a_step_of_all_kinds(shape, by_key, dtype, device):
     drawn = draw_step(device)
     tokens = draw(drawn.tokens, shape, dtype, device, by_key=by_key)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from quire.engine.messages import Output
@@ -18,6 +17,9 @@ from tests.service.conftest import CHAT_TEMPLATE, Service
 from tests.service.live import Live
 from tests.service.test_tool_parser import hermes
 from tests.service.test_tools import make_room
+
+if TYPE_CHECKING:
+    import anthropic
 
 PATH = "/v1/messages"
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -32,6 +34,8 @@ ARGUMENTS = '{"city": "Bär 🙂"}'
 
 @pytest.fixture
 def client(live: Live) -> Iterator[anthropic.Anthropic]:
+    import anthropic  # a tenth of what importing all tests took, in each process that runs some
+
     with anthropic.Anthropic(base_url=live.url, api_key="key", max_retries=0) as client:
         yield client
 
@@ -39,6 +43,8 @@ def client(live: Live) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture
 def calling(make_live: Callable[..., Live]) -> Iterator[anthropic.Anthropic]:
     """A model that says something, calls a tool, and ends."""
+    import anthropic
+
     tokenizer = Tokenizer(tiny_tokenizers.byte_level(), ChatTemplate(tool_templates.HERMES, {}))
     said = f"I look.\n{hermes('get_weather', ARGUMENTS)}<|end|>"
     tokens = tokenizer.encode(said, add_special_tokens=False)
@@ -87,6 +93,8 @@ def test_models(client: anthropic.Anthropic) -> None:
 
 
 def test_keys_and_errors(live: Live, client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         client.messages.create(model="tiny", max_tokens=1, messages=HELLO, extra_body={"temperature": 1.5})
     with pytest.raises(anthropic.NotFoundError) as missing:
