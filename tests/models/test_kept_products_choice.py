@@ -20,7 +20,7 @@ from quire.engine.parallel.fit import weight_bytes
 from quire.engine.parallel.group import OneOfRanks
 from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend, triton_backend
-from tests.models import packed_folder
+from tests.models import float8_folder, kept_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
 from tests.models.divided_model import generate_divided
 from tests.models.kept_products_folder import (
@@ -100,6 +100,16 @@ def test_heads_and_what_latents_are_expanded_by_are_not_kept(tmp_path: Path) -> 
     model, _ = load(folder)
     other, _ = load(folder, EXPANDING)
     assert generate(model)[0] == generate(other)[0]
+
+
+def test_weights_that_layers_share_are_expanded(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    folder = float8_folder.save_quantised("zamba2", kept_folder.FLOATS["rows"], tmp_path, sizes)[0]
+    (ours, _), (other, _) = load(folder), load(folder, EXPANDING)
+    kept = kept_of(folder)
+    assert ours.kept and "weights that layers share" in kept.reasons.values()
+    assert not [name for name in ours.kept if ".shared_transformer." in name]
+    assert generate(ours)[0] == generate(other)[0]
 
 
 def test_what_an_adapter_changes_is_expanded(tmp_path: Path) -> None:

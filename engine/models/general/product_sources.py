@@ -46,11 +46,12 @@ def products_of(model: nn.Module) -> Iterator[list[str]]:
             yield [name + WEIGHT]
 
 
-def read_elsewhere(model: nn.Module) -> dict[str, str]:
+def read_elsewhere(model: Any) -> dict[str, str]:
     """Return whose weights are read by more than a product, by their names, and what reads them."""
     modules, experts = dict(model.named_modules()), experts_by_name(model)
     beside = {name.rpartition(".")[0] for name in experts}
-    found: dict[str, str] = {}
+    tied: dict[str, str] = model.all_tied_weights_keys
+    found = dict.fromkeys((*tied, *tied.values()), "weights that layers share")
     for name, module in modules.items():
         above, _, last = name.rpartition(".")
         if not isinstance(module, nn.Linear):
