@@ -29,12 +29,14 @@ def loaded_bytes(folder: Path, ranks: int) -> int:
     return num_bytes
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "qwen3_moe", "gpt_oss"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [*((kind, ranks) for kind in ("gemma2", "qwen3_moe", "gpt_oss") for ranks in (1, 2)), ("bert", 1)],
+)
 def test_what_transformers_code_holds_is_known_before_it_is_loaded(
     kind: str, ranks: int, tmp_path: Path
 ) -> None:
-    """With a table that is the head, too, and experts; before anything is read."""
+    """With a table that is the head, too, maybe beside a bias, and experts; before anything is read."""
     save_tiny(kind, tmp_path)
     part = read_model(tmp_path).of_rank(ranks)
     assert part.implementation == "transformers"

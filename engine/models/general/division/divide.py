@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from quire.engine.models.config import ModelConfig
@@ -96,7 +97,8 @@ def num_bytes(folder: Path, config: ModelConfig, itemsize: int, formats: Mapping
     if config.ranks > 1:
         divide(model, config, OneOfRanks(0, config.ranks))
     if config.tie_word_embeddings:
-        model.tie_weights()
+        with torch.inference_mode():  # in which it was built: a head's bias is replaced, too
+            model.tie_weights()
     kept = {
         f"{name}.{weight}": len(module.down_proj) * formats[f"{name}.{weight}"].num_bytes(*shape)
         for name, module in plan.experts_by_name(model).items()
