@@ -55,6 +55,8 @@ def close(ours: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
 
 # Heads, rows and columns of a state, groups: one slice, several, what is padded, and Mamba 2's own.
 SHAPES = [(2, 16, 16, 1), (2, 48, 32, 2), (4, 12, 20, 2), (3, 8, 64, 1)]
+# States in parts of their columns, of which the last may be padded.
+SHAPES += [(2, 16, 256, 1), (2, 24, 136, 2), (2, 24, 192, 1), (1, 16, 256, 1)]
 
 
 @pytest.mark.parametrize(("shape", "dtype"), with_dtypes(itertools.product(SHAPES)))
@@ -122,11 +124,12 @@ def test_decodes_scan_as_chunks_do(device):
     close(state[1], state[0], 2e-5)
 
 
+@pytest.mark.parametrize("columns", [16, 136])
 @pytest.mark.parametrize("held", [torch.float16, torch.float32])
-def test_where_a_step_ends_changes_no_bit(held, device):
+def test_where_a_step_ends_changes_no_bit(held, columns, device):
     """Chunks of one sequence, carried in one step or each in a step of its own from block to block."""
     whole = in_turn([], [(CHUNK, NO_STATE, -1), (CHUNK, CARRIED, -1), (30, CARRIED, 0)], device)
-    given = tokens_of(whole.tokens, 2, 16, 1, 16, torch.float32, device)
+    given = tokens_of(whole.tokens, 2, 16, 1, columns, torch.float32, device)
     state = states_of(given, held)
     out = state_space_scan(**given, state=state, step=whole.step)
     for begin in range(0, whole.tokens, CHUNK):
@@ -209,3 +212,11 @@ def test_heads_are_sliced_while_all_programs_run_at_once():
     assert chunk_tile(80, 64, 128)["TILE_ROWS"] == 32
     assert chunk_tile(256, 64, 128)["TILE_ROWS"] == 64
     assert chunk_tile(8, 64, 128)["TILE_ROWS"] == NARROWEST_SLICE
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "parts"), [(16, 16, 1), (100, 128, 1), (128, 128, 1), (136, 64, 3), (256, 64, 4)]
+)
+def test_states_of_many_columns_are_in_parts(columns, width, parts):
+    tile = chunk_tile(48, 64, columns)
+    assert (tile["TILE_COLUMNS"], tile["PARTS"]) == (width, parts)
