@@ -20,11 +20,14 @@ from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT, PROJECT_
 from quire.kernels.quantised import recipes as quantised
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.shapes import LayerShape, StepShape
-from quire.kernels.tuning import H100, Tuning
+from quire.kernels.tuning import Tuning, streams, tuning_of
 
 
-def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning = H100) -> int:
-    """Return up to how many tokens the layer is quicker with norms and sums in the products' kernels."""
+def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning | None = None) -> int:
+    """Return up to how many tokens the layer is quicker with norms and sums in the products' kernels.
+
+    tuning: here and below, None: the GPU's.
+    """
     if not layer.gated or not gpu.has_kernels:
         return 0
     matrices = ((layer.qkv, False), (layer.output, False), (layer.up, True), (layer.down, False))
@@ -34,6 +37,7 @@ def most_fused_tokens(gpu: Gpu, layer: LayerShape, tuning: Tuning = H100) -> int
         matrix is None or skinny.supports(gpu, layer.dtype, 1, matrix, gated=gated)
         for matrix, gated in matrices
     )
+    tuning = tuning or tuning_of(gpu)
     return skinny.most_tokens(gpu, layer.dtype, layer.qkv.inputs, tuning) if fit else 1
 
 
@@ -50,9 +54,10 @@ class LayerOps:
 
 @lru_cache(maxsize=4096)  # steps without a graph have any number of tokens
 def plan_attention(
-    gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape, tuning: Tuning = H100
+    gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape, tuning: Tuning | None = None
 ) -> Chosen[Attend]:
     """Return how a layer attends in a step, with its cache held in a format."""
+    tuning = tuning or tuning_of(gpu)
     # By a weight in few bits nothing merges what splits of attention leave.
     fused = step.tokens <= most_fused_tokens(gpu, layer, tuning) and layer.output.format == "dense"
     table = LATENT if layer.cache.latent else ATTEND
@@ -61,14 +66,16 @@ def plan_attention(
 
 @lru_cache(maxsize=4096)
 def plan_layer(
-    gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape, tuning: Tuning = H100
+    gpu: Gpu, layer: LayerShape, held: KVFormat, step: StepShape, tuning: Tuning | None = None
 ) -> LayerOps:
     """Return what computes a gated layer in a step, with its cache held in a format."""
+    tuning = tuning or tuning_of(gpu)
     attending = plan_attention(gpu, layer, held, step, tuning)
     fused = step.tokens <= most_fused_tokens(gpu, layer, tuning)
+    streamed = layer.output.share == "whole" and streams(tuning.streamed, step.tokens, layer.qkv.inputs)
 
     def product(tokens: int, weight: Matrix, *, unmerged: bool = False) -> Product:
-        return Product(gpu, layer.dtype, tokens, weight, tuning, fused, unmerged)
+        return Product(gpu, layer.dtype, tokens, weight, tuning, fused, unmerged, streamed)
 
     wanted, unmerged = step.wanted, attending.name == UNMERGED
     return LayerOps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -30,7 +31,9 @@ from quire.kernels.pointwise.sandwich_norm import sandwich_norm, sandwich_norm_r
 from quire.kernels.quantised import alone as quantised
 from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.recipes import Chosen, choose
-from quire.kernels.tuning import H100, Tuning
+from quire.kernels.tuning import streams, tuning_of
+
+LEAST_STREAMED = 1 << 22  # elements of a weight into a branch: smaller ones, as routers', were not measured
 
 
 def linear(x: Tensor, layer: AnyLinear) -> Tensor:
@@ -108,44 +111,44 @@ def add_normed_linear(
 
 
 @lru_cache(maxsize=4096)  # steps without a graph have any number of tokens
-def plan_linear(
-    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
-) -> Chosen[ProjectIn]:
+def plan_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -> Chosen[ProjectIn]:
     """Return what multiplies tokens, a `Hidden` with its norm at hand, by a weight."""
-    return choose(PROJECT_IN, _product(gpu, dtype, tokens, weight, tuning))
+    return choose(PROJECT_IN, _into_branch(_product(gpu, dtype, tokens, weight)))
 
 
 @lru_cache(maxsize=4096)
-def plan_gated_linear(
-    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
-) -> Chosen[ProjectIn]:
+def plan_gated_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -> Chosen[ProjectIn]:
     """Return what computes SiLU of a gate times an up projection of tokens, their norm at hand."""
-    return choose(GATE, _product(gpu, dtype, tokens, weight, tuning, gated=True))
+    return choose(GATE, _into_branch(_product(gpu, dtype, tokens, weight, gated=True)))
 
 
 @lru_cache(maxsize=4096)
-def plan_add_linear(
-    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
-) -> Chosen[AddLayerNorm]:
+def plan_add_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -> Chosen[AddLayerNorm]:
     """Return what adds a product of tokens to the residual, and gives the layer norm of that."""
-    return choose(ADD_LAYER_NORM, _product(gpu, dtype, tokens, weight, tuning))
+    return choose(ADD_LAYER_NORM, _product(gpu, dtype, tokens, weight))
 
 
 @lru_cache(maxsize=4096)
-def plan_add_normed_linear(
-    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning = H100
-) -> Chosen[AddSandwich]:
+def plan_add_normed_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -> Chosen[AddSandwich]:
     """Return what adds a norm of a product of tokens to the residual, and gives another norm of that."""
-    return choose(ADD_SANDWICH, _product(gpu, dtype, tokens, weight, tuning))
+    product = _product(gpu, dtype, tokens, weight)
+    streamed = streams(product.tuning.streamed_out, tokens, weight.outputs)
+    return choose(ADD_SANDWICH, replace(product, streamed=streamed))
 
 
-def _product(
-    gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, tuning: Tuning, *, gated: bool = False
-) -> Product:
+def _product(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix, *, gated: bool = False) -> Product:
+    tuning = tuning_of(gpu)
     fits = skinny.supports(gpu, dtype, 1, weight, gated=gated)
     most = skinny.most_tokens(gpu, dtype, weight.inputs, tuning) if fits else 1
     fused = gpu.has_kernels and tokens <= most
     return Product(gpu, dtype, tokens, weight, tuning, fused)
+
+
+def _into_branch(product: Product) -> Product:
+    """Return what is known of a product of a layer's hidden states."""
+    large = product.weight.elements >= LEAST_STREAMED
+    streamed = large and streams(product.tuning.streamed_in, product.tokens, product.weight.inputs)
+    return replace(product, streamed=streamed)
 
 
 def _has_kernels(x: Tensor, layer: Linear) -> bool:

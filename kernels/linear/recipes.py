@@ -27,7 +27,8 @@ class Product:
     """`tokens` times a layer's weight.
 
     fused: few enough tokens for norms and sums to be part of the products' kernels, in all of the layer.
-    unmerged: attention left the merging of its splits to this.
+    unmerged: attention left the merging of its splits to this. streamed: `linear.hopper_stream` is quicker
+    even so, where that can be.
     """
 
     gpu: Gpu
@@ -37,6 +38,7 @@ class Product:
     tuning: Tuning = H100
     fused: bool = False
     unmerged: bool = False
+    streamed: bool = False
 
     def tiling(self, *, gated: bool = False, divided: bool = False) -> Tiling | None:
         """Return the tiles of `linear.hopper_stream`, None where others are quicker."""
@@ -78,7 +80,7 @@ def _has_kernels(case: Product) -> bool:
 
 
 def _prefers_skinny(case: Product) -> bool:
-    return case.fused and (case.tokens > 1 or skinny.prefers_one(case.weight, case.tuning))
+    return case.tokens > 1 or skinny.prefers_one(case.weight, case.tuning)
 
 
 def _streams(case: Product) -> bool:
@@ -101,9 +103,15 @@ def _of_few(
     out: the product is one into the residual.
     """
 
+    def prefers(case: Product) -> bool:
+        """Tell whether kernels of few tokens are quicker than those of more."""
+        takes = _streams_unbiased if gated or out else _streams
+        streams = case.streamed and takes(case) and case.tiling(gated=gated, divided=out) is not None
+        return case.fused and not streams
+
     def prefers_held(case: Product) -> bool:
         hidden = case.weight.outputs if out else case.weight.inputs
-        return case.fused and hopper_gemv.prefers(case.weight, case.tuning, gated=gated, hidden=hidden)
+        return prefers(case) and hopper_gemv.prefers(case.weight, case.tuning, gated=gated, hidden=hidden)
 
     return (
         Recipe(
@@ -117,13 +125,13 @@ def _of_few(
         Recipe(
             name.format(product="skinny product", kernel="linear.skinny"),
             lambda case: skinny.supports(case.gpu, case.dtype, case.tokens, case.weight, gated=gated),
-            _prefers_skinny,
+            lambda case: prefers(case) and _prefers_skinny(case),
             lambda case: partial(fused, by=linear_of_few),
         ),
         Recipe(
             name.format(product="product of one token", kernel="linear.gemv"),
             lambda case: case.gpu.has_kernels and case.tokens == 1,
-            lambda case: case.fused,
+            prefers,
             lambda case: partial(fused, by=linear_of_one),
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +18,25 @@ def test_the_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def properties(device: torch.device) -> SimpleNamespace:
         asked.append(device)
         return SimpleNamespace(
-            name="an L4", major=8, minor=9, shared_memory_per_block_optin=101376, multi_processor_count=58
+            name="an L4",
+            major=8,
+            minor=9,
+            shared_memory_per_block_optin=101376,
+            multi_processor_count=58,
+            total_memory=24_000_000_000,
         )
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     device = torch.device("cuda", 63)  # which nobody has
-    assert [gpu_of(device), gpu_of(device)] == [Gpu("an L4", (8, 9), 101376, 58)] * 2
+    assert [gpu_of(device), gpu_of(device)] == [Gpu("an L4", (8, 9), 101376, 58, 24_000_000_000)] * 2
     assert asked == [device]
     assert gpu_of(torch.device("cpu")) is NO_GPU
+
+
+def test_hoppers_of_more_memory_have_a_quicker_one() -> None:
+    hopper = GPUS[90]
+    quick = [size for size in (0, 80, 96, 141, 144) if replace(hopper, memory=size * 10**9).has_quick_memory]
+    assert quick == [141, 144] and not replace(GPUS[100], memory=192 * 10**9).has_quick_memory
 
 
 def test_each_has_what_its_capability_brings() -> None:

@@ -25,6 +25,7 @@ from quire.kernels.backend import torch_backend
 from quire.kernels.formats.cache_spec import CacheSpec
 from quire.kernels.formats.kv_format import BF16, FP8, FP12, FP16, FP32, KVFormat
 from quire.kernels.gpu import NO_GPU, Gpu
+from quire.kernels.linear.alone import plan_add_normed_linear, plan_gated_linear, plan_linear
 from quire.kernels.linear.linear import Matrix
 from quire.kernels.linear.recipes import GATE, PROJECT_IN, PROJECT_OUT
 from quire.kernels.linear.skinny import linear_of_few
@@ -168,6 +169,55 @@ def test_products_of_many_tokens_are_ours_on_hopper(gpu: Gpu) -> None:
             "cuBLAS", "cuBLAS, then silu", "cuBLAS, then sum and norm"
         ]  # fmt: skip
         assert few.down.name == many.down.name
+
+
+def test_where_memory_is_quicker_a_few_layers_ask_for_weights_ahead_though_tokens_are_few() -> None:
+    """One token of 2,048 columns, and eight of 1,024; what attends stays as it is, and so do other layers."""
+    quick = replace(hopper, name="H200", memory=141 * 10**9)
+    small = gated(2048, 16, 4, 8192)
+    for layer, tokens in ((small, 1), (QWEN3, 8)):
+        there, elsewhere = (plan_layer(gpu, layer, BF16, decodes(tokens)) for gpu in (quick, hopper))
+        ahead, fused = (
+            [op.name for op in (ops.project_in, ops.gate, ops.project_out, ops.down)]
+            for ops in (there, elsewhere)
+        )
+        assert all("hopper_stream" in name for name in ahead)
+        assert not any("hopper_stream" in name for name in fused)
+        assert there.attend.name == elsewhere.attend.name
+    halved = replace(small, output=Matrix(2048, 1024, share="inputs"))
+    for layer, tokens in ((QWEN3, 1), (QWEN3, 4), (gated(2560, 32, 8, 9728), 1), (LLAMA, 1), (halved, 1)):
+        there, elsewhere = (names(plan_layer(gpu, layer, BF16, decodes(tokens))) for gpu in (quick, hopper))
+        assert there == elsewhere
+    odd = replace(small, up=Matrix(2 * 8200, 2048), down=Matrix(2048, 8200))  # no whole tiles, or chunks
+    ops = plan_layer(quick, odd, BF16, decodes(1))
+    assert "linear.gemv" in ops.gate.name and "linear.gemv" in ops.down.name
+
+
+def test_so_do_products_alone_of_one_token() -> None:
+    """Into branches of LFM2-1.2B and Qwen3.5-4B, and out of those of the first; no small ones as routers."""
+    quick = replace(hopper, name="H200", memory=141 * 10**9)
+
+    def streamed(plan: Callable[..., Any], outputs: int, inputs: int, tokens: int = 1) -> list[bool]:
+        weight = Matrix(outputs, inputs)
+        chosen = [plan(gpu, torch.bfloat16, tokens, weight).name for gpu in (quick, hopper)]
+        return ["hopper_stream" in name for name in chosen]
+
+    for plan, outputs, inputs in (
+        (plan_linear, 6144, 2048),
+        (plan_gated_linear, 16384, 2048),
+        (plan_add_normed_linear, 2048, 2048),
+        (plan_add_normed_linear, 2048, 8192),
+        (plan_linear, 12544, 2560),
+        (plan_gated_linear, 18432, 2560),
+    ):
+        assert streamed(plan, outputs, inputs) == [True, False]
+    for plan, outputs, inputs in (
+        (plan_linear, 128, 2048),
+        (plan_linear, 4608, 3072),
+        (plan_add_normed_linear, 2560, 4096),
+        (plan_add_normed_linear, 1152, 6912),
+    ):
+        assert streamed(plan, outputs, inputs) == [False, False]
 
 
 def test_half_a_models_long_sums_are_divided_among_programs() -> None:
