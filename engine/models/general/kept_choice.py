@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from quire.engine.models.adapter_tensors import read_changes
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.divide import divide
+from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_sources import stored_experts
@@ -23,7 +24,9 @@ from quire.engine.models.general.kept_products import described_products, keep_p
 from quire.engine.models.general.loading import expanded_slices
 from quire.engine.models.general.naming import names_in
 from quire.engine.models.general.product_sources import stored_products
+from quire.engine.models.general.rounded_parts import round_slices, rounded_experts
 from quire.engine.models.kept_weights import ADAPTED, Keep, Kept, Stored, as_asked, may_keep, of_experts_alone
+from quire.engine.models.quantisation import ROUNDED, of_files, weights_of
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import Backend
 
@@ -43,18 +46,25 @@ def keep_parts_of(
     if not may_keep(config):
         return lambda part: Kept()
     model = build(read_described(folder), auto_of(config))
-    mapping = get_model_conversion_mapping(model)
+    mapping, rounds = get_model_conversion_mapping(model), weights_of(config.quantised) == ROUNDED
     if files:
-        slices = expanded_slices(files, config.quantised, dtype)
+        slices = expanded_slices(files, of_files(config.quantised), dtype)
+        if rounds:
+            slices = round_slices(model, slices, mapping, dtype)
         experts = stored_experts(model, slices, mapping)
         products = stored_products(model, slices, names_in(model, slices, mapping), experts)
     else:
-        experts, products = described_experts(model, config, mapping), described_products(model, config)
-    if config.adapter is not None:
+        experts = described_experts(model, config, mapping)
+        products = described_products(model, config, mapping)
+    if config.adapter is not None and not rounds:  # else it is merged before
         changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
         experts, products = _without(experts, changed), _without(products, changed)
     experts = proved(model, as_asked(experts, quantized_weights), dtype, backend.keeps_experts)
     products = as_asked(products, quantized_weights)
+    if rounds:
+        own = rounded_experts(model, mapping)
+        others = dict.fromkeys(_expert_weights(model), "experts, which are not rounded")
+        experts = {**others, **{name: form for name, form in experts.items() if name in own}}
     return partial(
         keep_parts,
         folder=folder,
@@ -85,6 +95,14 @@ def keep_parts(
     formats = {**kept.formats, **beside.formats}
     of = "experts" if of_experts_alone(formats) else "layers"
     return Kept(formats, {**kept.reasons, **beside.reasons}, of)
+
+
+def _expert_weights(model: Any) -> Iterator[str]:
+    """Yield the names of the weights of experts, each of which has those of all of a layer."""
+    for name, module in experts_by_name(model).items():
+        for each, weight in module.named_parameters(recurse=False):
+            if weight.dim() > 2:
+                yield f"{name}.{each}"
 
 
 def _without(stored: Stored, changed: set[str]) -> Stored:
