@@ -261,6 +261,19 @@ def test_what_files_have_in_other_types_or_shapes_is_refused_by_name(backend: An
         load(plain, backend)
 
 
+def test_experts_in_a_stack_that_others_have_in_matrices_are_refused_by_name(tmp_path: Path) -> None:
+    plain, _ = save_general("qwen3_moe", tmp_path, **SIZES["qwen3_moe"])
+    name = "model.layers.1.mlp.experts"
+
+    def stack(tensors: dict[str, Tensor]) -> None:
+        downs = [tensors.pop(f"{name}.{expert}.down_proj.weight") for expert in range(4)]
+        tensors[f"{name}.down_proj"] = torch.stack(downs)
+
+    edit(plain, stack)
+    with pytest.raises(ValueError, match=f"{name}.down_proj has the experts of a layer in one stack"):
+        load(plain)
+
+
 def test_a_start_says_what_is_rounded_and_what_of_it_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from quire.doctor import _size, describe, on_gpus
 from quire.engine.config import EngineConfig
 from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
+from quire.engine.models.general.described import read_described
+from quire.engine.models.general.dry_run import build
+from quire.engine.models.general.rounded_parts import rounded_names
 from quire.engine.models.quantisation import ROUNDED
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
@@ -40,6 +45,28 @@ def test_which_are_rounded_and_kept_is_told_without_files(kind: str, tmp_path: P
     assert here.formats and not nowhere.formats
     assert "no kernels here multiply bfloat16 numbers by them" in nowhere.reasons.values()
     assert nowhere.reasons.keys() == here.formats.keys() | here.reasons.keys()
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [("zaya", {}), ("hunyuan_v1_moe", {"num_experts": 16})])
+def test_layers_of_routers_stay_as_they_are(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    """Those that have others around them, too."""
+    save_tiny(kind, tmp_path, **sizes)
+    model = build(read_described(tmp_path))
+    names = rounded_names(model, get_model_conversion_mapping(model))
+    linear = {f"{name}.weight" for name, part in model.named_modules() if type(part) is nn.Linear}
+    stay = {name for name in linear - names if ".layers." in name}
+    assert stay and all(".mlp.gate." in name for name in stay)
+    assert len(names) > 12 and not [name for name in names if ".gate." in name]
+
+
+@pytest.mark.parametrize(("kind", "weights"), [("llama4_text", 8), ("gpt_oss", 8), ("granitemoehybrid", 8)])
+def test_experts_that_stay_as_they_are_are_told(kind: str, weights: int, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    model = read_rounded(tmp_path)
+    for _ in ("by files", "by config.json"):
+        kept = keep_in_folder(tmp_path, model, torch.bfloat16, KEEPING)(model)
+        assert list(kept.reasons.values()).count("experts, which are not rounded") == weights
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe"])

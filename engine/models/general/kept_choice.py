@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from quire.engine.models.adapter_tensors import read_changes
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.described import read_described
 from quire.engine.models.general.division.divide import divide
-from quire.engine.models.general.division.plan import experts_by_name
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_sources import stored_experts
@@ -24,7 +23,7 @@ from quire.engine.models.general.kept_products import described_products, keep_p
 from quire.engine.models.general.loading import expanded_slices
 from quire.engine.models.general.naming import names_in
 from quire.engine.models.general.product_sources import stored_products
-from quire.engine.models.general.rounded_parts import round_slices, rounded_experts
+from quire.engine.models.general.rounded_parts import experts_as_they_are, round_slices
 from quire.engine.models.kept_weights import ADAPTED, Keep, Kept, Stored, as_asked, may_keep, of_experts_alone
 from quire.engine.models.quantisation import ROUNDED, of_files, weights_of
 from quire.engine.parallel.group import OneOfRanks
@@ -62,9 +61,8 @@ def keep_parts_of(
     experts = proved(model, as_asked(experts, quantized_weights), dtype, backend.keeps_experts)
     products = as_asked(products, quantized_weights)
     if rounds:
-        own = rounded_experts(model, mapping)
-        others = dict.fromkeys(_expert_weights(model), "experts, which are not rounded")
-        experts = {**others, **{name: form for name, form in experts.items() if name in own}}
+        others = experts_as_they_are(model, mapping)
+        experts = {**experts, **dict.fromkeys(others, "experts, which are not rounded")}
     return partial(
         keep_parts,
         folder=folder,
@@ -95,14 +93,6 @@ def keep_parts(
     formats = {**kept.formats, **beside.formats}
     of = "experts" if of_experts_alone(formats) else "layers"
     return Kept(formats, {**kept.reasons, **beside.reasons}, of)
-
-
-def _expert_weights(model: Any) -> Iterator[str]:
-    """Yield the names of the weights of experts, each of which has those of all of a layer."""
-    for name, module in experts_by_name(model).items():
-        for each, weight in module.named_parameters(recurse=False):
-            if weight.dim() > 2:
-                yield f"{name}.{each}"
 
 
 def _without(stored: Stored, changed: set[str]) -> Stored:

@@ -22,9 +22,11 @@ from quire.engine.models.general.dry_run import auto_of, build
 from quire.engine.models.general.expert_modules import DOWN, GATE_UP
 from quire.engine.models.general.expert_sources import why_not_kept
 from quire.engine.models.general.naming import names_in
-from quire.engine.models.general.product_sources import products_of, read_elsewhere
+from quire.engine.models.general.product_sources import WEIGHT, products_of, read_elsewhere
 from quire.engine.models.rounded_files import NUMBERS, RoundedTensor
 from quire.kernels.quantised.few import ROWS
+
+_OF_ROUTERS = re.compile(r"router|\.gate\.\w+\.")  # layers in one, beside what `read_elsewhere` finds
 
 
 def rounds_any(folder: Path, config: ModelConfig) -> bool:
@@ -53,6 +55,7 @@ def rounded_products(model: Any, mapping: list[Any]) -> set[str]:
         name
         for name in names
         if model.get_parameter(name).shape[0] % ROWS == 0
+        and not _OF_ROUTERS.search(name)
         and not any(re.search(pattern, name) for pattern in made)
     }
 
@@ -70,17 +73,34 @@ def rounded_experts(model: Any, mapping: list[Any]) -> set[str]:
     }
 
 
+def experts_as_they_are(model: Any, mapping: list[Any]) -> set[str]:
+    """Return the parameters of experts that are not rounded, each of which has those of all of a layer."""
+    matrices = {
+        name: weight.dim()
+        for name, weight in model.named_parameters()
+        if "experts" in name.split(".") and weight.dim() > 1 and not name.endswith("bias")
+    }
+    of_all = {name for name, dims in matrices.items() if dims > 2 or not name.endswith(WEIGHT)}
+    return of_all - rounded_experts(model, mapping)
+
+
 def round_slices(
     model: Any, slices: Mapping[str, Any], mapping: list[Any], dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return tensors of files with those rounded that are to be, to be read as numbers of a dtype.
 
-    Raises ValueError by name for what holds no numbers that can be.
+    Raises ValueError by name for what cannot be: holds no numbers, or has experts otherwise than the model's
+    files have them, of which numbers would not be those of other files.
     """
     products, experts = rounded_products(model, mapping), rounded_experts(model, mapping)
     found = dict(slices)
     for key, (name, pattern) in names_in(model, slices, mapping).items():
         base = slices[key]
+        if pattern is None and name in experts:
+            raise ValueError(
+                f"{key} has the experts of a layer in one stack, and they are rounded of files with a matrix "
+                "of each alone: leave out --quantization fp8"
+            )
         if name not in (products if pattern is None else experts) or len(base.get_shape()) != 2:
             continue  # whose shape does not fit is told where it is loaded
         if base.get_dtype() not in NUMBERS:
