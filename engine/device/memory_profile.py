@@ -16,14 +16,15 @@ from quire.engine.dummy_steps import largest_step
 from quire.engine.models.asked_quantisation import may_round
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
-from quire.engine.models.kept_weights import Keep, described, may_keep
-from quire.engine.models.kept_weights import keep as keep_stored
+from quire.engine.models.kept_weights import Keep, may_keep
 from quire.engine.models.loader import Model
 from quire.engine.models.quantisation import ROUNDED
+from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import fits, keep_none, smallest, weight_bytes
 from quire.engine.parallel.group import RankGroup
 from quire.engine.schedule.plan import StepPlan
 from quire.kernels.attention.latent.earlier import MOST_BYTES as EXPANDED_BYTES
+from quire.kernels.backend import triton_backend
 from quire.kernels.formats.kv_format import KVFormat
 from quire.kernels.quantised.weight import QuantisedWeight
 
@@ -75,8 +76,8 @@ def refuse_too_large(
 def _rounded_bytes(folder: Path, part: ModelConfig, itemsize: int) -> int:
     """Return the bytes that one rank's weights take if those of layers are rounded to 8-bit floats."""
     rounded = dataclasses.replace(part, quantised=ROUNDED)
-    kept = keep_stored(rounded, described(rounded), torch.bfloat16, lambda form, dtype: True)
-    return weight_bytes(folder, rounded, itemsize, lambda part: kept)
+    keep = keep_in_folder(folder, rounded, torch.bfloat16, triton_backend(), dummy=True)
+    return weight_bytes(folder, rounded, itemsize, keep)
 
 
 def choose_blocks(

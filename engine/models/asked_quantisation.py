@@ -44,11 +44,18 @@ def with_quantization(config: ModelConfig, folder: Path, asked: str) -> ModelCon
             "by that method, or leave it out"
         )
     if not may_round(config):
-        whose = "by transformers' code" if config.implementation != "native" else "with learned positions"
         raise ValueError(
-            f"--quantization {ROUNDS}: weights are rounded of the native decoders of Llama, Mistral, Qwen2 "
-            f"and Qwen3, and {config.architecture} runs {whose}: leave it out"
+            f"--quantization {ROUNDS}: of native decoders weights are rounded of Llama, Mistral, Qwen2 and "
+            f"Qwen3, and {config.architecture} runs with learned positions: leave it out"
         )
+    if config.implementation == "transformers":
+        from quire.engine.models.general.rounded_parts import rounds_any  # transformers takes seconds
+
+        if not rounds_any(folder, config):
+            raise ValueError(
+                f"--quantization {ROUNDS}: weights are rounded of linear layers and of experts, and "
+                f"{config.architecture} has none of these that kernels have in 8 bits: leave it out"
+            )
     if isinstance(config.quantised, Measured):
         return replace(config, quantised=replace(config.quantised, weights=ROUNDED))
     return replace(config, quantised=ROUNDED)
@@ -56,9 +63,8 @@ def with_quantization(config: ModelConfig, folder: Path, asked: str) -> ModelCon
 
 def may_round(config: ModelConfig) -> bool:
     """Tell whether weights of a model can be rounded as they are loaded."""
-    return (
-        config.implementation == "native" and config.rope is not None and weights_of(config.quantised) is None
-    )
+    decodes = config.implementation == "transformers" or config.rope is not None  # see `decoder.Decoder`
+    return decodes and weights_of(config.quantised) is None
 
 
 def _names_of(method: str, config: ModelConfig) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def tell_expanded(quantised: Quantised, dtype: torch.dtype, kept: Kept | None = 
         logger.info(
             "weights are rounded to 8-bit floats, a scale for each row: answers are not those of the "
             "folder's own numbers; %s",
-            f"{count} of layers are kept so" if count else f"those of layers are loaded as {name} numbers",
+            f"{count} of {kept.of} are kept so" if count else f"those of layers are loaded as {name} numbers",
         )
         if count and kept.reasons:
             logger.info("others are loaded as %s numbers: %s", name, _listed(kept.reasons))

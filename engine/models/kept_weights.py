@@ -63,7 +63,8 @@ def may_keep(config: ModelConfig) -> bool:
     """Tell whether a model's layers, or its experts, may have weights in few bits, by its configuration."""
     quantised = weights_of(config.quantised)
     if config.implementation == "transformers":
-        return isinstance(quantised, Float8 | Packed) or (config.has_experts and quantised in _OF_EXPERTS)
+        of_layers = isinstance(quantised, Float8 | Packed) or quantised == ROUNDED
+        return of_layers or (config.has_experts and quantised in _OF_EXPERTS)
     decodes = config.rope is not None  # see `decoder.Decoder`
     return decodes and (isinstance(quantised, Float8 | Packed) or quantised == ROUNDED)
 

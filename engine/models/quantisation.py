@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from quire.engine.models.float8 import Float8, read_compressed_floats, read_fbgemm, read_fp8
@@ -64,6 +64,13 @@ Quantised: TypeAlias = Weights | Measured
 def weights_of(quantised: Quantised | None) -> Weights | None:
     """Return how weights are quantised, whatever is measured beside them."""
     return quantised.weights if isinstance(quantised, Measured) else quantised
+
+
+def of_files(quantised: Quantised | None) -> Quantised | None:
+    """Return how files have weights, whatever these are rounded to as they are loaded."""
+    if weights_of(quantised) != ROUNDED:
+        return quantised
+    return replace(quantised, weights=None) if isinstance(quantised, Measured) else None
 
 
 def read_quantised(raw: dict[str, Any], where: str) -> Quantised | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.engine.models.copies import CopiedSlice, Copy
 from quire.engine.models.doubts import Doubts
 from quire.engine.models.expanded_file import (
     NAMES,
@@ -22,7 +23,7 @@ from quire.engine.parallel.share import Range
 from quire.kernels.quantised.weight import Numbers, WeightFormat, expand_numbers, quantise
 
 ROUNDED_FORMAT = WeightFormat("float8", 0, False, torch.float32)
-_NUMBERS = ("F64", "F32", "F16", "BF16")  # others are refused, where what files have is checked
+NUMBERS = ("F64", "F32", "F16", "BF16")  # others are refused
 _PARTS = "|".join(re.escape(part) for parts in PRODUCTS for part in parts)
 _OF_PRODUCTS = re.compile(rf"(?:model\.)?layers\.\d+\.(?:{_PARTS})\.weight")
 
@@ -45,6 +46,10 @@ class RoundedTensor:
 
     def get_dtype(self) -> str:
         return NAMES[self.dtype]
+
+    def on(self, device: torch.device, copy: Copy) -> RoundedTensor:
+        """Return the same weight, to be read to a device by `copy`, and rounded there."""
+        return replace(self, device=device, base=CopiedSlice(self.base, device, copy))
 
     @property
     def kept_format(self) -> WeightFormat:
@@ -85,6 +90,6 @@ def round_files(files: list[Any], dtype: torch.dtype, device: torch.device) -> l
             if _OF_PRODUCTS.fullmatch(name) is None:
                 continue
             base = file.get_slice(name)
-            if len(base.get_shape()) == 2 and base.get_dtype() in _NUMBERS:
+            if len(base.get_shape()) == 2 and base.get_dtype() in NUMBERS:
                 rounded[name] = RoundedTensor(name, base, dtype, device)
     return [ExpandedFile(file, rounded, set()) for file in files]

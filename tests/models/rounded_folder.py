@@ -41,3 +41,20 @@ def save_plain(
     tensors = {name: each.to(dtype) for name, each in load_file(plain / "model.safetensors").items()}
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     return plain, save_changed(plain, folder / "rounded", rounded_weights(plain))
+
+
+def is_rounded_by_transformers(name: str, weight: Tensor) -> bool:
+    """Tell whether a weight is rounded of a model by transformers' code: linear layers', experts'."""
+    stays = ("mlp.gate.weight", "shared_expert_gate.weight", "kv_b_proj.weight")
+    return ".layers." in name and weight.dim() == 2 and len(weight) % 16 == 0 and not name.endswith(stays)
+
+
+def save_general(kind: str, folder: Path, **sizes: Any) -> tuple[Path, Path]:
+    """Return two folders of a model by transformers' code: of weights, and of what becomes of them."""
+    plain = folder / "plain"
+    save_tiny(kind, plain, **sizes)
+    tensors = load_file(plain / "model.safetensors")
+    changed = {
+        name: rounded(each) for name, each in tensors.items() if is_rounded_by_transformers(name, each)
+    }
+    return plain, save_changed(plain, folder / "rounded", changed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.engine.models.quantisation import ROUNDED
 from quire.engine.models.reading import read_model
 from tests.models import float8_folder, modelopt_folder, packed_folder
 from tests.models.any_model import save_tiny
@@ -77,13 +79,22 @@ def test_weights_that_are_not_quantised_are_by_fp8_alone(method: str, tmp_path: 
 @pytest.mark.parametrize(
     ("kind", "impl", "why"),
     [
-        ("opt", "auto", "OPTForCausalLM runs with learned positions: leave it out"),
-        ("gpt2", "auto", "GPT2LMHeadModel runs with learned positions: leave it out"),
-        ("gemma2", "auto", "Gemma2ForCausalLM runs by transformers' code: leave it out"),
-        ("llama", "transformers", "LlamaForCausalLM runs by transformers' code: leave it out"),
+        ("opt", "auto", "Mistral, Qwen2 and Qwen3, and OPTForCausalLM runs with learned positions: leave it"),
+        ("gpt2", "auto", "Mistral, Qwen2 and Qwen3, and GPT2LMHeadModel runs with learned positions: leave"),
+        ("gpt2", "transformers", "of linear layers and of experts, and GPT2LMHeadModel has none of these"),
     ],
 )
 def test_weights_of_other_models_are_not_rounded(kind: str, impl: Any, why: str, tmp_path: Path) -> None:
     save_tiny(kind, tmp_path)
-    with pytest.raises(ValueError, match=f"--quantization fp8: .* Mistral, Qwen2 and Qwen3, and {why}"):
+    with pytest.raises(ValueError, match=f"--quantization fp8: .* {why}"):
         read_model(tmp_path, impl, quantization="fp8")
+
+
+@pytest.mark.parametrize(("kind", "impl"), [("gemma2", "auto"), ("llama", "transformers")])
+def test_weights_of_models_by_transformers_code_are_rounded(kind: str, impl: Any, tmp_path: Path) -> None:
+    save_tiny(kind, tmp_path)
+    asked, config = (read_model(tmp_path, impl, quantization=each) for each in ("fp8", None))
+    assert asked == replace(config, quantised=ROUNDED)
+    for other in ("gptq", "mxfp4"):
+        with pytest.raises(ValueError, match=f"--quantization {other}: .* are not quantised, .* fp8, a fold"):
+            read_model(tmp_path, impl, quantization=other)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.copies import copies_to
@@ -19,7 +20,7 @@ from quire.engine.models.general.division.divide import Division, divide
 from quire.engine.models.general.division.loading import drawing_shares, reading_shares
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.dry_run import auto_of, build
-from quire.engine.models.general.dummy import draw_matrices, draw_vectors
+from quire.engine.models.general.dummy import draw_matrices, draw_rounded_matrices, draw_vectors
 from quire.engine.models.general.experts import give_experts
 from quire.engine.models.general.kept_parts import KeptParts
 from quire.engine.models.general.latent import give_latents
@@ -28,6 +29,8 @@ from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
+from quire.engine.models.general.rounded_parts import rounded_names
+from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.backend import Backend
 from quire.kernels.parallel.ranks import Ranks
@@ -77,8 +80,8 @@ def load_general(
     elif dummy_seed is None:
         causal = _load_whole(folder, auto, config, device, dtype, described, parts)
         _leave_files(causal, device)
-    elif kept:
-        causal = _draw_beside(auto, device, dtype, described, dummy_seed, parts)
+    elif kept or _rounds(config):
+        causal = _draw_beside(auto, config, device, dtype, described, dummy_seed, parts)
     else:
         with torch.device(device):
             causal = auto.from_config(
@@ -144,13 +147,14 @@ def _load_whole(
 
 def _draw_beside(
     auto: Any,
+    config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     described: PreTrainedConfig,
     seed: int,
     kept: KeptParts,
 ) -> Any:
-    """Draw the weights of the causal model of a configuration, some of them in few bits."""
+    """Draw the weights of the causal model of a configuration, some of them in few bits, or rounded."""
 
     def prepare(model: Any) -> dict[str, Held]:
         kept.take(model, {})
@@ -158,7 +162,8 @@ def _draw_beside(
 
     built = build(described, auto)
     cls, shape = type(built), without(built.config)
-    causal = drawing_shares(cls, prepare, seed, device).from_pretrained(  # type: ignore[attr-defined]
+    rounded = _rounded_names(built, config)
+    causal = drawing_shares(cls, prepare, seed, device, rounded).from_pretrained(  # type: ignore[attr-defined]
         None,
         state_dict={},
         config=shape,
@@ -169,7 +174,18 @@ def _draw_beside(
     draw_vectors(causal, seed, device, {})
     causal.__class__ = cls
     kept.draw(seed, dtype)
+    draw_rounded_matrices(causal, rounded, seed, dtype, {})
     return causal.to(device)
+
+
+def _rounds(config: ModelConfig) -> bool:
+    return weights_of(config.quantised) == ROUNDED
+
+
+def _rounded_names(undivided: Any, config: ModelConfig) -> set[str]:
+    """Return the parameters of a model that are rounded as they are loaded, or drawn."""
+    mapping = get_model_conversion_mapping(undivided)
+    return rounded_names(undivided, mapping) if _rounds(config) else set()
 
 
 def _leave_files(causal: Any, device: torch.device) -> None:
@@ -220,10 +236,12 @@ def _load_shares(
         _check(folder, told, config, described)
         _leave_files(causal, device)
     else:
-        drawing = drawing_shares(cls, prepare, dummy_seed, device)
+        rounded = _rounded_names(undivided, config)
+        drawing = drawing_shares(cls, prepare, dummy_seed, device, rounded)
         causal = drawing.from_pretrained(None, state_dict={}, **given)  # type: ignore[attr-defined]
         draw_vectors(causal, dummy_seed, device, found[0].held)
         kept.draw(dummy_seed, dtype)
+        draw_rounded_matrices(causal, rounded, dummy_seed, dtype, found[0].held)
     causal.__class__ = cls
     if ranks.rank:
         parameters = dict(causal.named_parameters(remove_duplicate=False))

@@ -20,6 +20,7 @@ from quire.engine.models.general.naming import Named, names_in
 from quire.engine.models.kept_weights import Stored, fused
 from quire.engine.models.mxfp4_files import Mxfp4Matrix, Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
+from quire.engine.models.rounded_files import RoundedTensor
 from quire.engine.parallel.share import Range
 from quire.kernels.quantised.weight import Numbers, WeightFormat
 
@@ -173,7 +174,7 @@ def _merged(
     """
     patterns = [pattern for pattern in converter.source_patterns if pattern in keys]
     names = tuple(key for pattern in patterns for key in keys[pattern])
-    kinds = Float8Tensor | PackedTensor | FoursTensor
+    kinds = Float8Tensor | PackedTensor | FoursTensor | RoundedTensor
     if not any(isinstance(slices[name], kinds) for name in names):
         return None
     count, outputs, inputs = shape

@@ -23,7 +23,9 @@ from quire.engine.models.general.kept_products import described_products, keep_p
 from quire.engine.models.general.loading import expanded_slices
 from quire.engine.models.general.naming import names_in
 from quire.engine.models.general.product_sources import stored_products
+from quire.engine.models.general.rounded_parts import experts_as_they_are, round_slices
 from quire.engine.models.kept_weights import ADAPTED, Keep, Kept, Stored, as_asked, may_keep, of_experts_alone
+from quire.engine.models.quantisation import ROUNDED, of_files, weights_of
 from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import Backend
 
@@ -43,18 +45,24 @@ def keep_parts_of(
     if not may_keep(config):
         return lambda part: Kept()
     model = build(read_described(folder), auto_of(config))
-    mapping = get_model_conversion_mapping(model)
+    mapping, rounds = get_model_conversion_mapping(model), weights_of(config.quantised) == ROUNDED
     if files:
-        slices = expanded_slices(files, config.quantised, dtype)
+        slices = expanded_slices(files, of_files(config.quantised), dtype)
+        if rounds:
+            slices = round_slices(model, slices, mapping, dtype)
         experts = stored_experts(model, slices, mapping)
         products = stored_products(model, slices, names_in(model, slices, mapping), experts)
     else:
-        experts, products = described_experts(model, config, mapping), described_products(model, config)
-    if config.adapter is not None:
+        experts = described_experts(model, config, mapping)
+        products = described_products(model, config, mapping)
+    if config.adapter is not None and not rounds:  # else it is merged before
         changed = {name for name, _ in names_in(model, read_changes(config.adapter), mapping).values()}
         experts, products = _without(experts, changed), _without(products, changed)
     experts = proved(model, as_asked(experts, quantized_weights), dtype, backend.keeps_experts)
     products = as_asked(products, quantized_weights)
+    if rounds:
+        others = experts_as_they_are(model, mapping)
+        experts = {**experts, **dict.fromkeys(others, "experts, which are not rounded")}
     return partial(
         keep_parts,
         folder=folder,

@@ -26,7 +26,8 @@ from quire.engine.models.kept_weights import (
 )
 from quire.engine.models.mxfp4_files import MXFP4_FORMAT
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import MXFP4, weights_of
+from quire.engine.models.quantisation import MXFP4, ROUNDED, weights_of
+from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.kernels.quantised.weight import WeightFormat
 
 
@@ -44,6 +45,8 @@ def described_experts(model: Any, config: ModelConfig, mapping: list[Any]) -> St
                 form = why
             elif isinstance(quantised, Float8 | Packed):
                 form = described_format(quantised, inputs)
+            elif quantised == ROUNDED:
+                form = ROUNDED_FORMAT
             stored[f"{name}.{weight}"] = form if isinstance(form, str) else fused([form], inputs)
     return stored
 

@@ -11,16 +11,23 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.float8 import Float8
 from quire.engine.models.general.division.shares import Held
 from quire.engine.models.general.product_sources import products_of, read_elsewhere
+from quire.engine.models.general.rounded_parts import rounded_products
 from quire.engine.models.kept_weights import Kept, Stored, Supports, described_format, fused, unsupported
 from quire.engine.models.packed import Packed
-from quire.engine.models.quantisation import weights_of
+from quire.engine.models.quantisation import ROUNDED, weights_of
+from quire.engine.models.rounded_files import ROUNDED_FORMAT
 from quire.kernels.quantised.few import ROWS
 from quire.kernels.quantised.weight import WeightFormat
 
 
-def described_products(model: Any, config: ModelConfig) -> Stored:
-    """Return how files have weights of linear layers as far as config.json tells, which need not be there."""
+def described_products(model: Any, config: ModelConfig, mapping: list[Any]) -> Stored:
+    """Return how files have weights of linear layers as far as config.json tells, which need not be there.
+
+    mapping: as transformers' loader has it.
+    """
     quantised, elsewhere = weights_of(config.quantised), read_elsewhere(model)
+    if quantised == ROUNDED:
+        return dict.fromkeys(rounded_products(model, mapping), ROUNDED_FORMAT)
     if not isinstance(quantised, Float8 | Packed):
         return {}
     return {

@@ -13,9 +13,10 @@ from quire.engine.models.config import ModelConfig
 from quire.engine.models.expansion import expand_files
 from quire.engine.models.general.kept_parts import KeptParts
 from quire.engine.models.general.naming import naming_of
+from quire.engine.models.general.rounded_parts import round_slices
 from quire.engine.models.merging import merged_tensors
 from quire.engine.models.mxfp4_files import expand_mxfp4
-from quire.engine.models.quantisation import MXFP4, Quantised
+from quire.engine.models.quantisation import MXFP4, ROUNDED, Quantised, of_files, weights_of
 from quire.engine.models.weight_files import listed, open_weights
 
 
@@ -25,18 +26,21 @@ def slices_of(
 ) -> Iterator[dict[str, Any]]:
     """Open files; return their tensors by name, of which nothing is read yet.
 
-    config: how weights are quantised, which are read as the numbers of the dtype that they stand for, and
-    what adapter is merged into them. mapping: as transformers' loader has it, of names in files to those in
-    the model.
+    config: how weights are quantised, which are read as the numbers of the dtype that they stand for, or that
+    they are rounded, and what adapter is merged into them before. mapping: as transformers' loader has it, of
+    names in files to those in the model.
     """
     with ExitStack() as stack:
         opened = [stack.enter_context(open_weights(path)) for path in files]
-        slices = expanded_slices(opened, config.quantised, dtype)
+        quantised = of_files(config.quantised)
+        slices = expanded_slices(opened, quantised, dtype)
         if config.adapter is not None:
-            bases = expanded_slices(opened, config.quantised, torch.float32)
+            bases = expanded_slices(opened, quantised, torch.float32)
             tied = config.tie_word_embeddings or config.adapter.unties
             naming = naming_of(model, mapping, tied=tied)
             slices |= merged_tensors(bases, config.adapter, naming, dtype, torch.device("cpu"))
+        if weights_of(config.quantised) == ROUNDED:  # what is merged is
+            slices = round_slices(model, slices, mapping, dtype)
         yield slices
 
 

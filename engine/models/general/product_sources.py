@@ -18,9 +18,10 @@ from quire.engine.models.general.own_attention import is_indexer
 from quire.engine.models.kept_weights import NO_PRODUCT, Stored
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
+from quire.engine.models.rounded_files import RoundedTensor
 from quire.kernels.quantised.weight import WeightFormat
 
-_KINDS = Float8Tensor | PackedTensor | FoursTensor | Mxfp4Tensor
+_KINDS = Float8Tensor | PackedTensor | FoursTensor | Mxfp4Tensor | RoundedTensor
 WEIGHT = ".weight"  # behind the name of a layer
 _IN_LAYER = re.compile(r"\.\d+\.")
 _TOGETHER = (*(each for names in delta_nets.NAMES for each in names), *matching.QKV, *mlps.GATE_UP)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,13 @@ def reading_shares(
     return loading_by(cls, load, files[0].parent)
 
 
-def drawing_shares(cls: type, prepare: Prepare, seed: int, device: torch.device) -> type:
-    """Return a class of models that reads nothing: matrices are noise, the same as one rank would draw."""
+def drawing_shares(
+    cls: type, prepare: Prepare, seed: int, device: torch.device, apart: Collection[str] = ()
+) -> type:
+    """Return a class of models that reads nothing: matrices are noise, the same as one rank would draw.
+
+    apart: names of those that are drawn elsewhere.
+    """
 
     def load(
         model: Any, state: Any, files: Any, config: Any, expected: list[str] | None = None
@@ -67,10 +72,11 @@ def drawing_shares(cls: type, prepare: Prepare, seed: int, device: torch.device)
                 here = torch.nn.Parameter(here, requires_grad=False)
                 share = held.get(name)
                 shape = tuple(weight.shape) if share is None else share.share.shape
-                if len(shape) > 1:
+                if len(shape) > 1 and name not in apart:
                     whole = torch.empty(shape, dtype=weight.dtype, device=device)
                     whole.normal_(std=0.02, generator=generator)
                     here.data.copy_(whole if share is None else share.of(whole))
+                if len(shape) > 1:
                     here._is_hf_initialized = True  # type: ignore[attr-defined]
             path, _, last = name.rpartition(".")
             setattr(model.get_submodule(path), last, here)
