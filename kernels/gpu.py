@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-LARGEST_HBM3 = 100 * 10**9  # bytes, of an H100 and of a GH200
+LARGEST_HBM3 = 96 << 30  # bytes: of a GH200 and an H20; an H100 has less
 FIRST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies, and products of bf16
 
 
