@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-LARGEST_HBM3 = 100 * 10**9  # bytes, of an H100 and of a GH200
+LARGEST_HBM3 = 96 << 30  # bytes: of a GH200 and an H20; an H100 has less
 FIRST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies, and products of bf16
 
 
@@ -63,7 +63,8 @@ class Gpu:
 NO_GPU = Gpu("cpu", (0, 0), sys.maxsize, 1)
 
 
-# As their makers describe them: bytes that a program may have, and multiprocessors.
+# As their makers describe them: bytes that a program may have, multiprocessors, and memory where kernels
+# differ by that.
 KNOWN = {
     gpu.name: gpu
     for gpu in (
@@ -71,6 +72,7 @@ KNOWN = {
         Gpu("A10", (8, 6), 101376, 72),
         Gpu("L4", (8, 9), 101376, 58),
         Gpu("H100", (9, 0), 232448, 132),
+        Gpu("H200", (9, 0), 232448, 132, 141 * 10**9),
         Gpu("B200", (10, 0), 232448, 148),
         Gpu("RTX 5090", (12, 0), 101376, 170),
     )

@@ -35,12 +35,14 @@ def convolve(
     plus bias [C], all in fp32; if `silu`, SiLU of that. state [blocks, C, S] has the newest inputs, at least
     K - 1 of them, the newest last, zeros before a sequence's first. factors: what inputs are multiplied by
     first, and outputs last, [T, C] each; products are rounded to x's dtype (LFM2). Tokens of no decode and no
-    chunk get no output: what is there is undefined. States of decodes, and in which blocks they are, are read
-    before kernels ahead have ended: they must be complete when the kernel just ahead begins. Raise
-    ValueError if shapes or dtypes do not fit together.
+    chunk get no output: what is there is undefined. The weight, states of decodes, and in which blocks they
+    are, are read before kernels ahead have ended: they must be complete when the kernel just ahead begins.
+    Raise ValueError if shapes or dtypes do not fit together.
     """
     _check(x, weight, bias, state, factors)
     x, before, behind = _rows(x, factors)
+    # A copy of the weight is not complete by then: decodes wait for it.
+    launch = dependent_launch(x.device) if weight.is_contiguous() else {"DEPENDENT": False}
     weight = weight.contiguous()
     channels, kept = state.shape[1:]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -51,7 +53,7 @@ def convolve(
         decode_kernel[(triton.cdiv(channels, DECODE_CHANNELS), step.decodes)](
             *tensors, step.before, step.after, *strides, **sizes, SLICE=DECODE_CHANNELS,
             INPUTS_PADDED=triton.next_power_of_2(weight.shape[1]), num_warps=DECODE_WARPS,
-            **dependent_launch(x.device),
+            **launch,
         )  # fmt: skip
     if len(step.chunks):
         chunk_kernel[(triton.cdiv(channels, CHUNK_CHANNELS), 1 + len(step.chunks))](

@@ -15,7 +15,7 @@ from quire.service.commands.usage_error import UsageError, of_flags
 from quire.service.config import check_host_and_port
 from quire.service.demo import MODEL_FOLDER
 
-GPU_NAMES = ("A100", "A10", "L4", "H100", "B200", "RTX 5090")  # `kernels.gpu.KNOWN`, which takes torch
+GPU_NAMES = ("A100", "A10", "L4", "H100", "H200", "B200", "RTX 5090")  # `gpu.KNOWN`, which takes torch
 
 
 def add_flags(parser: Parser) -> None:

@@ -1,7 +1,9 @@
-"""GPUs as their makers describe them, by compute capability."""
+"""GPUs as their makers describe them, by compute capability: the first that is known of each."""
 
 from __future__ import annotations
 
-from quire.kernels.gpu import KNOWN
+from quire.kernels.gpu import KNOWN, Gpu
 
-GPUS = {10 * gpu.capability[0] + gpu.capability[1]: gpu for gpu in KNOWN.values()}
+GPUS: dict[int, Gpu] = {}
+for known in KNOWN.values():
+    GPUS.setdefault(10 * known.capability[0] + known.capability[1], known)

@@ -7,6 +7,7 @@ import torch
 from paged import TOLERANCE, with_dtypes
 from state_steps import BLOCKS, draw_step, step_of
 
+from quire.kernels.recurrence import convolution
 from quire.kernels.recurrence.convolution import CHUNK_CHANNELS, convolve, convolve_reference
 from quire.kernels.recurrence.step import CARRIED, CHUNK, NO_STATE
 
@@ -137,6 +138,22 @@ def test_blocks_may_lie_apart_and_channels_too(function, device):
     out = function(transposed, weight, bias, True, apart[:, 1], drawn.step)
     assert torch.equal(out[drawn.owned], expected[drawn.owned])
     assert torch.equal(apart[:, 1], states) and torch.equal(apart[:, 0], apart[:, 2])
+
+
+def test_decodes_read_a_copy_of_the_weight_only_when_it_is_there(monkeypatch):
+    """What a weight is copied by just ahead may not have ended when a dependent launch begins."""
+    x, weight, bias, states = layer(1, 24, 4, 4, torch.float32, CPU)
+    dependent = []
+
+    def launch(*args, DEPENDENT, launch_pdl=False, **sizes):
+        dependent.append((DEPENDENT, launch_pdl))
+
+    monkeypatch.setattr(convolution, "decode_kernel", {(1, 1): launch})
+    launched = {"DEPENDENT": True, "launch_pdl": True}
+    monkeypatch.setattr(convolution, "dependent_launch", lambda device: launched)
+    for each in (weight, weight.T.contiguous().T):
+        convolve(x, each, bias, True, states, step_of([(0, 1)], [], CPU))
+    assert dependent == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -34,9 +34,12 @@ def test_the_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hoppers_of_more_memory_have_a_quicker_one() -> None:
+    """Those of HBM3 have up to 96 GiB, a GH200's; an H200 and the larger GH200 have HBM3e."""
     hopper = GPUS[90]
-    quick = [size for size in (0, 80, 96, 141, 144) if replace(hopper, memory=size * 10**9).has_quick_memory]
-    assert quick == [141, 144] and not replace(GPUS[100], memory=192 * 10**9).has_quick_memory
+    sizes = (0, 80 * 10**9, 99_961_274_368, 97_871 << 20, 141 * 10**9, 144 * 10**9)
+    quick = [size for size in sizes if replace(hopper, memory=size).has_quick_memory]
+    assert quick == [141 * 10**9, 144 * 10**9]
+    assert not replace(GPUS[100], memory=192 * 10**9).has_quick_memory
 
 
 def test_each_has_what_its_capability_brings() -> None:

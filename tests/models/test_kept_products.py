@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.engine.models.general.sandwich import SandwichDecoder
 from quire.engine.models.general.whole import FusedDecoder
 from quire.engine.models.packed_files import PackedTensor
 from quire.kernels.backend import triton_backend
+from quire.kernels.experts.routing import route_reference
 from quire.kernels.gpu import gpu_of
 from quire.kernels.quantised.linear import QuantisedLinear
 from tests.models import kept_folder
@@ -185,6 +187,19 @@ def test_kernels_read_no_scales_that_were_just_copied(tmp_path: Path) -> None:
     assert not multiplied
     model.fusion.undo()
     assert torch.equal(layer(x), expected) and len(multiplied) == 1
+
+
+def test_layers_that_a_branch_leaves_to_their_own_code_have_scales_of_their_own(tmp_path: Path) -> None:
+    """As a shared expert's, which was one product beside a router that a kernel computes otherwise."""
+
+    def wrong(*given: Any) -> tuple[Tensor, Tensor]:
+        weights, index = route_reference(*given)
+        return weights, index.roll(1, dims=-1)
+
+    model, _ = load(save("qwen3_next", "awq", tmp_path), replace(KEEPING, route=wrong))
+    assert isinstance(model.fusion.decoder, BranchDecoder)
+    layer = layers_in(model)["layers.0.mlp.shared_expert.gate_proj"]
+    assert isinstance(layer, KeptLinear) and layer.kept.scales.is_contiguous()
 
 
 @pytest.mark.parametrize("part", [".weight_scale", ".scales"])

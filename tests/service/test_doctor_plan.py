@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire.cli import main
 from quire.commands.doctor import GPU_NAMES
 from quire.kernels.gpu import KNOWN
+from quire.kernels.linear.alone import plan_linear
+from quire.kernels.linear.linear import Matrix
 from quire.service.demo import MODEL_FOLDER
 from tests.engine.pooling import as_sentence_model
 from tests.models.kept_folder import save
@@ -42,7 +45,13 @@ def test_it_names_a_recipe_for_each_operation_of_each_step(
             2 * ["project in", "attend", "project out", "gate", "down"],
         )
     assert "torch" not in text
-    assert ("attention.hopper_decode" in text) == (gpu in ("H100", "B200", "RTX 5090"))
+    assert ("attention.hopper_decode" in text) == (gpu in ("H100", "H200", "B200", "RTX 5090"))
+
+
+def test_what_memory_decides_is_that_of_the_gpu_that_is_named() -> None:
+    weight = Matrix(6144, 2048)
+    chosen = {name: plan_linear(gpu, torch.bfloat16, 1, weight).name for name, gpu in KNOWN.items()}
+    assert [name for name, each in chosen.items() if "hopper_stream" in each] == ["H200"]
 
 
 def test_products_are_by_the_weights_that_an_engine_with_these_flags_has(

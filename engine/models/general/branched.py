@@ -22,6 +22,7 @@ from quire.engine.models.general.branches import (
     normed_before,
     run_parts,
 )
+from quire.engine.models.general.kept_linear import let_stand_alone
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.norms import norm_of
@@ -98,6 +99,7 @@ def branched_of(
             return decoder, handing + replaced
         for module in replaced:
             del module.forward
+            let_stand_alone(module)
     for module in handing:
         del module.forward
     return None

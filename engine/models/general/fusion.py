@@ -21,7 +21,7 @@ from quire.engine.models.general.attention import give
 from quire.engine.models.general.branched import branched_of
 from quire.engine.models.general.branches import BranchDecoder
 from quire.engine.models.general.gated_norms import GatedNormModule, gated_norm_of
-from quire.engine.models.general.kept_linear import KeptLinear
+from quire.engine.models.general.kept_linear import let_stand_alone
 from quire.engine.models.general.matching import Attending
 from quire.engine.models.general.mlps import gated_of, ungated_of
 from quire.engine.models.general.modules import (
@@ -72,9 +72,8 @@ class Fusion:
             vars(module).pop("forward", None)
         for each in self.reordered:
             each.give_back()
-        for part in _parts_of(self.modules):
-            if isinstance(part, KeptLinear):
-                part.stand_alone()
+        for module in self.modules:
+            let_stand_alone(module)
         self.modules, self.reordered = [], []
 
 

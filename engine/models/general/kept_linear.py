@@ -57,6 +57,13 @@ def keep_in(module: nn.Linear, weight: QuantisedWeight) -> None:
     module.kept, module.dtype, module.multiply = weight, dtype, linear_reference
 
 
+def let_stand_alone(module: nn.Module) -> None:
+    """Have layers within a module stand alone, which is left to its own code again."""
+    for part in module.modules():
+        if isinstance(part, KeptLinear):
+            part.stand_alone()
+
+
 def like_of(module: nn.Module) -> Tensor:
     """Return a tensor of the device and the dtype of a layer's weight."""
     if isinstance(module, KeptLinear):
