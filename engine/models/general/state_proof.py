@@ -61,9 +61,10 @@ def _multiplied(module: nn.Module) -> Tensor:
 def _agree(ours: Tensor, theirs: Tensor) -> bool:
     """Return whether tokens agree; behind those that own code was given, ours pad."""
     tokens = theirs.shape[1]
-    if ours.dtype != theirs.dtype or not bool(ours[:, tokens:].isfinite().all()):
+    own, padding = ours[:, :tokens], ours[:, tokens:]
+    if own.shape != theirs.shape or own.dtype != theirs.dtype or not bool(padding.isfinite().all()):
         return False
-    apart, length = (ours[:, :tokens].float() - theirs).norm(dim=-1), theirs.float().norm(dim=-1)
+    apart, length = (own.float() - theirs).norm(dim=-1), theirs.float().norm(dim=-1)
     # Where most of a token's sum cancels, what is left has the rounding of what was summed: that of others.
     least = _TIMES * TOLERANCE[theirs.dtype] * length.clamp(min=length.mean())
     return bool((apart <= least).all())  # NaN never is
