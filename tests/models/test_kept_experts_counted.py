@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from quire.doctor import _size, describe, on_gpus
 from quire.engine.config import EngineConfig
 from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import fits, weight_bytes
 from quire.engine.parallel.group import OneOfRanks
-from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import UNSCALED
 from tests.models import kept_folder
 from tests.models.float8_folder import save_quantised
 from tests.models.kept_experts_folder import KEEPING, TAKING, experts_in, load, save
+from tests.models.started_counts import assert_counted
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "blocks of qwen3_moe", "gptq of qwen3_moe"])
@@ -66,26 +65,9 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save("mxfp4", tmp_path)
-    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
-
-    def started(**asked: Any) -> tuple[Any, dict[str, str]]:
-        config = EngineConfig(
-            model=str(folder), device="cpu", dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20,
-            preemption_mode="recompute", **asked,
-        )  # fmt: skip
-        info = start_engine(config)[1]
-        return info, dict(describe(info)) | dict(on_gpus(folder, read_model(folder), info, config, 8 << 30))
-
-    info, told = started()
-    num_bytes = load(folder, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, (4,))
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16, and those of experts in 4 bits"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
-    info, told = started(quantized_weights="expand")
-    num_bytes = load(folder, torch_backend(), dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, ())
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
+    kept = load(folder, dtype=torch.bfloat16)[1], "experts in 4 bits"
+    expanded = load(folder, torch_backend(), dtype=torch.bfloat16)[1]
+    assert_counted(folder, KEEPING, kept, expanded, monkeypatch)
 
 
 def test_a_start_has_room_for_what_is_kept_or_says_that_weights_need_not_be_expanded(tmp_path: Path) -> None:

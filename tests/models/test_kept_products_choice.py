@@ -10,15 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.doctor import _size, describe, on_gpus
-from quire.engine.config import EngineConfig
 from quire.engine.models.general.kept_linear import KeptLinear
 from quire.engine.models.kept_weights import Kept
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import weight_bytes
 from quire.engine.parallel.group import OneOfRanks
-from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend, triton_backend
 from tests.models import float8_folder, kept_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
@@ -35,6 +32,7 @@ from tests.models.kept_products_folder import (
     save,
 )
 from tests.models.packed_folder import Form, gptq, save_packed
+from tests.models.started_counts import assert_counted
 
 
 def kept_of(folder: Path, backend: Any = None, dtype: torch.dtype = torch.bfloat16, **given: Any) -> Kept:
@@ -176,25 +174,9 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save("gemma3_text", "blocks", tmp_path)
-    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
-
-    def started(**asked: Any) -> tuple[Any, dict[str, str]]:
-        config = EngineConfig(
-            model=str(folder), device="cpu", dtype="bfloat16", max_model_len=64, num_gpu_blocks_override=20,
-            preemption_mode="recompute", **asked,
-        )  # fmt: skip
-        info = start_engine(config)[1]
-        return info, dict(describe(info)) | dict(on_gpus(folder, read_model(folder), info, config, 8 << 30))
-
-    info, told = started()
-    num_bytes = load(folder, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, (8,))
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16, and those of layers' products in 8 bits"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
-    info, told = started(quantized_weights="expand")
-    num_bytes = load(folder, EXPANDING, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, ())
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16"
+    kept = load(folder, dtype=torch.bfloat16)[1], "layers' products in 8 bits"
+    expanded = load(folder, EXPANDING, dtype=torch.bfloat16)[1]
+    assert_counted(folder, KEEPING, kept, expanded, monkeypatch)
 
 
 @pytest.mark.parametrize(

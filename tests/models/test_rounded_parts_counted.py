@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from quire.doctor import _size, describe, on_gpus
 from quire.engine.config import EngineConfig
 from quire.engine.device.memory_profile import RESERVE_BYTES, refuse_too_large
 from quire.engine.models.general.described import read_described
@@ -22,11 +21,11 @@ from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
 from quire.engine.parallel.fit import weight_bytes
 from quire.engine.parallel.group import OneOfRanks
-from quire.engine.startup import start_engine
 from quire.kernels.backend import torch_backend, triton_backend
 from quire.kernels.formats.kv_format import UNSCALED
 from tests.models.any_model import save_tiny
 from tests.models.kept_products_folder import EXPANDING
+from tests.models.started_counts import assert_counted
 from tests.models.test_rounded_parts import KEEPING, SIZES, load
 
 
@@ -86,26 +85,9 @@ def test_a_start_and_the_doctor_count_the_bits_that_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny("gemma3_text", tmp_path, **SIZES["gemma3_text"])
-    monkeypatch.setattr("quire.engine.rank.torch_backend", lambda: KEEPING)
-
-    def started(**asked: Any) -> tuple[Any, dict[str, str]]:
-        config = EngineConfig(
-            model=str(tmp_path), device="cpu", dtype="bfloat16", max_model_len=64, quantization="fp8",
-            num_gpu_blocks_override=20, preemption_mode="recompute", **asked,
-        )  # fmt: skip
-        info = start_engine(config)[1]
-        model = read_rounded(tmp_path)
-        return info, dict(describe(info)) | dict(on_gpus(tmp_path, model, info, config, 8 << 30))
-
-    info, told = started()
-    num_bytes = load(tmp_path, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, (8,))
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16, and those of layers' products in 8 bits"
-    assert told["on 1 GPU"].startswith(f"weights {_size(num_bytes)} each")
-    info, told = started(quantized_weights="expand")
-    num_bytes = load(tmp_path, EXPANDING, dtype=torch.bfloat16)[1]
-    assert (info.weight_bytes, info.kept_bits) == (num_bytes, ())
-    assert told["weights"] == f"{_size(num_bytes)} in bfloat16"
+    kept = load(tmp_path, dtype=torch.bfloat16)[1], "layers' products in 8 bits"
+    expanded = load(tmp_path, EXPANDING, dtype=torch.bfloat16)[1]
+    assert_counted(tmp_path, KEEPING, kept, expanded, monkeypatch, quantization="fp8")
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe"])
