@@ -72,7 +72,8 @@ def plan_layer(
     tuning = tuning or tuning_of(gpu)
     attending = plan_attention(gpu, layer, held, step, tuning)
     fused = step.tokens <= most_fused_tokens(gpu, layer, tuning)
-    streamed = layer.output.share == "whole" and streams(tuning.streamed, step.tokens, layer.qkv.inputs)
+    whole = all(each is None or each.share == "whole" for each in (layer.output, layer.down))
+    streamed = whole and streams(tuning.streamed, step.tokens, layer.qkv.inputs)
 
     def product(tokens: int, weight: Matrix, *, unmerged: bool = False) -> Product:
         return Product(gpu, layer.dtype, tokens, weight, tuning, fused, unmerged, streamed)

@@ -33,7 +33,7 @@ from quire.kernels.quantised.linear import QuantisedLinear
 from quire.kernels.recipes import Chosen, choose
 from quire.kernels.tuning import streams, tuning_of
 
-LEAST_STREAMED = 1 << 22  # elements of a weight into a branch: smaller ones, as routers', were not measured
+LEAST_STREAMED = 1 << 22  # elements of a weight: smaller ones, as routers', were not measured
 
 
 def linear(x: Tensor, layer: AnyLinear) -> Tensor:
@@ -132,7 +132,8 @@ def plan_add_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -
 def plan_add_normed_linear(gpu: Gpu, dtype: torch.dtype, tokens: int, weight: Matrix) -> Chosen[AddSandwich]:
     """Return what adds a norm of a product of tokens to the residual, and gives another norm of that."""
     product = _product(gpu, dtype, tokens, weight)
-    streamed = streams(product.tuning.streamed_out, tokens, weight.outputs)
+    large = weight.elements >= LEAST_STREAMED
+    streamed = large and streams(product.tuning.streamed_out, tokens, weight.outputs)
     return choose(ADD_SANDWICH, replace(product, streamed=streamed))
 
 

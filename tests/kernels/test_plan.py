@@ -184,8 +184,10 @@ def test_where_memory_is_quicker_a_few_layers_ask_for_weights_ahead_though_token
         assert all("hopper_stream" in name for name in ahead)
         assert not any("hopper_stream" in name for name in fused)
         assert there.attend.name == elsewhere.attend.name
-    halved = replace(small, output=Matrix(2048, 1024, share="inputs"))
-    for layer, tokens in ((QWEN3, 1), (QWEN3, 4), (gated(2560, 32, 8, 9728), 1), (LLAMA, 1), (halved, 1)):
+    others = [(QWEN3, 1), (QWEN3, 4), (gated(2560, 32, 8, 9728), 1), (LLAMA, 1)]
+    others += [(replace(small, output=Matrix(2048, 1024, share="inputs")), 1)]
+    others += [(replace(small, down=Matrix(2048, 4096, share="inputs")), 1)]
+    for layer, tokens in others:
         there, elsewhere = (names(plan_layer(gpu, layer, BF16, decodes(tokens))) for gpu in (quick, hopper))
         assert there == elsewhere
     odd = replace(small, up=Matrix(2 * 8200, 2048), down=Matrix(2048, 8200))  # no whole tiles, or chunks
@@ -215,6 +217,7 @@ def test_so_do_products_alone_of_one_token() -> None:
         (plan_linear, 128, 2048),
         (plan_linear, 4608, 3072),
         (plan_add_normed_linear, 2560, 4096),
+        (plan_add_normed_linear, 2048, 512),
         (plan_add_normed_linear, 1152, 6912),
     ):
         assert streamed(plan, outputs, inputs) == [False, False]
