@@ -82,6 +82,21 @@ def test_a_number_is_its_code_less_the_zero_point_times_the_scale():
     assert torch.equal(expand_reference(weight, torch.float32)[0], expected)
 
 
+def test_each_8_bit_float_is_the_number_that_torch_has_it_for():
+    form = WeightFormat("float8", 0, False, torch.float32)
+    floats = torch.arange(256).byte().view(torch.float8_e4m3fn)[None]
+    found = expand_reference(weight_of(form, Numbers(floats, torch.tensor([[0.5]]))), torch.float32)
+    torch.testing.assert_close(found, floats.float() * 0.5, atol=0, rtol=0, equal_nan=True)
+    assert int(found.isnan().sum()) == 2
+
+
+@given(FORMATS)
+def test_a_weight_without_outputs_has_no_numbers(form):
+    """As a layer has whose product has another's rows."""
+    weight = QuantisedWeight.empty(form, 0, 256, CPU)
+    assert expand_reference(weight, torch.float16).shape == weight.numbers().codes.shape == (0, 256)
+
+
 @given(FORMATS)
 def test_rounded_numbers_are_near(form):
     torch.manual_seed(0)
