@@ -7,6 +7,7 @@ of two (OCP Microscaling Formats 1.0, MXFP4).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -15,9 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.quantised.order import (
+    in_order_of_inputs,
+    in_order_of_products,
+    pairs_in_order,
+    pairs_in_order_of_inputs,
+)
+
 Codes = Literal["float8", "int4", "float4"]
 LINE = 128  # inputs: a weight has a multiple of them, and so has a part of it
-_LANES, _STEPS = 4, 4  # see `_in_order_of_products`
 _MIDDLE = 8  # the zero point of 4 bits where there are none
 FOURS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of 4-bit floats, by three bits; the fourth is the sign
 BIAS = 127  # of a scale that is an exponent
@@ -164,9 +171,9 @@ class QuantisedWeight:
             self._fill_fours(numbers)
             return
         if self.format.codes == "float8":
-            ordered = _in_order_of_products(numbers.codes.view(torch.uint8))
+            ordered = in_order_of_products(numbers.codes.view(torch.uint8))
         else:
-            ordered = _pairs_in_order(numbers.codes)
+            ordered = pairs_in_order(numbers.codes)
         self.codes.copy_(ordered)
         self.scales.copy_(numbers.scales.T)
         if self.zeros is not None:
@@ -182,7 +189,7 @@ class QuantisedWeight:
                 "most of weights that are kept in 4 bits: give --quantized-weights expand"
             )
         beyond = lines_of(self.inputs) * LINE - self.inputs
-        self.codes.copy_(_pairs_in_order(F.pad(numbers.codes, (0, beyond))))
+        self.codes.copy_(pairs_in_order(F.pad(numbers.codes, (0, beyond))))
         exponents = F.pad(numbers.scales, (0, beyond // self.format.group)).contiguous()
         self.scales.copy_(exponents.view(torch.int32).T)
 
@@ -190,9 +197,9 @@ class QuantisedWeight:
         """Return the numbers in the order of outputs and inputs: what `fill` was given."""
         zeros = None if self.zeros is None else self.zeros.T
         if self.format.codes == "float8":
-            codes = _in_order_of_inputs(self.codes).view(torch.float8_e4m3fn)
+            codes = in_order_of_inputs(self.codes).view(torch.float8_e4m3fn)
         else:
-            codes = _pairs_in_order_of_inputs(self.codes)[:, : self.inputs]
+            codes = pairs_in_order_of_inputs(self.codes)[:, : self.inputs]
         scales = self.scales.T
         if self.format.codes == "float4":
             exponents = self.scales.view(torch.uint8).unflatten(1, (-1, LINE // self.format.group))
@@ -208,14 +215,34 @@ def expand_reference(weight: QuantisedWeight, dtype: torch.dtype) -> Tensor:
 def expand_numbers(numbers: Numbers) -> Tensor:
     """Return in fp32 the numbers [outputs, inputs] that codes and scales stand for."""
     (outputs, inputs), groups = numbers.codes.shape, numbers.scales.shape[1]
+    codes, scales = numbers.codes, numbers.scales.float()
     if numbers.scales.dtype == torch.uint8:
-        fours = torch.tensor((*FOURS, *(-each for each in FOURS)), device=numbers.codes.device)
-        grouped = fours[numbers.codes.int()].view(outputs, groups, inputs // groups)
-        return (grouped * (numbers.scales.float() - BIAS).exp2()[:, :, None]).view(outputs, inputs)
-    codes = numbers.codes.float().view(outputs, groups, inputs // groups)
-    if not numbers.codes.is_floating_point():
-        codes -= _MIDDLE if numbers.zeros is None else numbers.zeros.float()[:, :, None]
-    return (codes * numbers.scales.float()[:, :, None]).view(outputs, inputs)
+        found, scales = _looked_up(codes, _fours_by_code), (scales - BIAS).exp2()
+    elif codes.is_floating_point():
+        # A CPU converts 8-bit floats a third as fast as it looks them up.
+        found = codes.float() if codes.is_cuda else _looked_up(codes, _eights_by_code)
+    else:
+        found = codes.float()
+    grouped = found.view(outputs, groups, inputs // groups)
+    if numbers.scales.dtype != torch.uint8 and not codes.is_floating_point():
+        grouped -= _MIDDLE if numbers.zeros is None else numbers.zeros.float()[:, :, None]
+    return (grouped * scales[:, :, None]).view(outputs, inputs)
+
+
+def _looked_up(codes: Tensor, by_code: Callable[[torch.device], Tensor]) -> Tensor:
+    """Return in fp32 what codes of a byte each stand for."""
+    places = codes.view(torch.uint8).flatten().int()
+    return by_code(codes.device).index_select(0, places).view(codes.shape)
+
+
+@cache
+def _eights_by_code(device: torch.device) -> Tensor:
+    return torch.arange(256, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn).float()
+
+
+@cache
+def _fours_by_code(device: torch.device) -> Tensor:
+    return torch.tensor((*FOURS, *(-each for each in FOURS)), device=device)
 
 
 def quantise(numbers: Tensor, form: WeightFormat) -> Numbers:
@@ -252,35 +279,3 @@ def _between_fours(device: torch.device) -> Tensor:
     """Return where the nearest of two that are beside each other changes; a GPU is given them once."""
     fours = torch.tensor(FOURS)
     return ((fours[1:] + fours[:-1]) / 2).to(device)
-
-
-# The tensor cores' first operand of 16 rows and 16 columns has in a thread, of four that share a row, two
-# columns next to each other and two that are 8 further. So of 64 columns each thread's 16 stand next to each
-# other, to be read at once; and in a word of four bytes those, of which an instruction makes pairs.
-
-
-def _in_order_of_products(codes: Tensor) -> Tensor:
-    """Order bytes [outputs, inputs] as kernels read them: in 64 inputs by thread, step, and within a word."""
-    lines = codes.unflatten(1, (-1, _STEPS, 2, _LANES, 2))  # step, eight further, thread, beside
-    return lines.permute(0, 1, 4, 2, 5, 3).flatten(1)
-
-
-def _in_order_of_inputs(codes: Tensor) -> Tensor:
-    lines = codes.unflatten(1, (-1, _LANES, _STEPS, 2, 2))
-    return lines.permute(0, 1, 3, 5, 2, 4).flatten(1)
-
-
-def _pairs_in_order(codes: Tensor) -> Tensor:
-    """Order codes of 4 bits [outputs, inputs] -> bytes [outputs, inputs / 2], in 128 inputs alike.
-
-    A byte has two that are 8 inputs apart, and words those of two times 64 inputs.
-    """
-    lines = codes.unflatten(1, (-1, 2, _STEPS, 2, _LANES, 2))  # half, step, eight further, thread, beside
-    low, high = lines.permute(0, 1, 5, 3, 6, 2, 4).unbind(-1)
-    return (low | high << 4).flatten(1)
-
-
-def _pairs_in_order_of_inputs(codes: Tensor) -> Tensor:
-    both = torch.stack((codes & 15, codes >> 4), -1)
-    lines = both.unflatten(1, (-1, _LANES, _STEPS, 2, 2))
-    return lines.permute(0, 1, 5, 3, 6, 2, 4).flatten(1)

@@ -102,7 +102,7 @@ def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
     config = make()
     if config.get_text_config(decoder=True) is config:
         if changes:
-            return make(**_small(config) | changes)
+            return make(**_small(config, changes.get("num_hidden_layers", LAYERS)) | changes)
         with contextlib.suppress(Exception):  # it checks what it is given, or works out more from it
             return make(**_small(config))
     text = config.get_text_config(decoder=True)
@@ -120,10 +120,13 @@ def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
     return config
 
 
-def _small(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return those fields of a configuration that make a model small, and a decoder of an encoder's code."""
+def _small(config: PreTrainedConfig, layers: int = LAYERS) -> dict[str, Any]:
+    """Return those fields of a configuration that make a model small, and a decoder of an encoder's code.
+
+    layers: of how many fields tell that tell of each.
+    """
     fields = config.to_dict()
-    layers = getattr(config, "num_hidden_layers", 0)
+    before = getattr(config, "num_hidden_layers", 0)
     small: dict[str, Any] = {"is_decoder": True} if "is_decoder" in fields else {}
     for name in SIZES.keys() & ({*fields} | {*config.attribute_map}):
         if isinstance(fields.get(name, 0), int | float) or (fields[name] is None and name in NEEDED):
@@ -131,9 +134,9 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
     if "qk_rope_head_dim" in fields:  # latent attention: each head has keys of its own
         small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in fields else {})
     if "conv_L_cache" in fields:  # LFM2, whose default leaves its convolutions out
-        small["layer_types"] = ["conv", "full_attention"] * (LAYERS // 2)
+        small["layer_types"] = ["conv", "full_attention"] * (layers // 2)
     if config.model_type == "granitemoehybrid":  # whose default leaves attention out
-        small["layer_types"] = ["linear_attention", "full_attention"] * (LAYERS // 2)
+        small["layer_types"] = ["linear_attention", "full_attention"] * (layers // 2)
     small |= OF_KIND.get(config.model_type, {})
     if "default_language" in fields:
         small["default_language"] = config.languages[0]
@@ -150,9 +153,9 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
     if "per_layer_config" in fields:  # layers that see all have heads of their own
         small["global_head_dim"] = 32
     for name, each in fields.items():
-        if isinstance(each, list) and name not in small and (name in BY_LAYER or len(each) == layers > 0):
+        if isinstance(each, list) and name not in small and (name in BY_LAYER or len(each) == before > 0):
             different = [SIZES[name]] if name in SIZES else list(dict.fromkeys(map(_hashable, each)))
-            small[name] = [different[layer % len(different)] for layer in range(LAYERS)]
+            small[name] = [different[layer % len(different)] for layer in range(layers)]
     return small
 
 

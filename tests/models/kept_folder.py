@@ -23,7 +23,9 @@ from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import Form, awq, compressed, gptq, save_packed
 from tests.models.paged_driver import PagedDriver
 
+LAYERS = 2  # one of each type where there are two
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SIZES |= {"num_hidden_layers": LAYERS}
 KEEPING = replace(torch_backend(), keeps=lambda form, dtype: True)  # as a GPU's
 W4A16 = compressed("pack-quantized", strategy="group", group_size=64)
 PACKED = {
@@ -48,7 +50,6 @@ FLOATS = {
     "matrices": float8_folder.FORMS["matrices"],
 }
 FORMS = [*PACKED, *FLOATS]
-LAYERS = 4
 
 
 def save(form: str, folder: Path, kind: str = "qwen3") -> Path:

@@ -28,16 +28,17 @@ from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 EXPANDING = replace(torch_backend(), recurrences=REFERENCES)
 KEEPING = replace(EXPANDING, keeps=lambda form, dtype: True)  # as a GPU's
 MOST_APART = 1e-4  # of logits, by the order of sums
-SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SIZES: dict[str, Any] = kept_folder.SIZES
+PLAIN = {name: value for name, value in SIZES.items() if name != "head_dim"}
 NETS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 KINDS: dict[str, dict[str, Any]] = {  # a type for each kind of decoder
     "mistral": SIZES,  # pre-norm layers
-    "phi3": {name: SIZES[name] for name in ("hidden_size", "intermediate_size")},
-    "starcoder2": {name: SIZES[name] for name in ("hidden_size", "intermediate_size")},  # plain ones
+    "phi3": PLAIN,
+    "starcoder2": PLAIN,  # plain ones
     "gemma3_text": SIZES,  # sandwiches
     "qwen3_5_text": SIZES | NETS | {"linear_num_value_heads": 16},  # branches
     "qwen3_next": SIZES | NETS | {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 128},
-    "cohere": {name: SIZES[name] for name in ("hidden_size", "intermediate_size")},  # modules one by one
+    "cohere": PLAIN,  # modules one by one
 }
 
 

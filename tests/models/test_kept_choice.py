@@ -77,7 +77,7 @@ def test_others_are_expanded_and_a_start_says_why(
     folder, plain = save_packed("llama", form, tmp_path, SIZES)
     with caplog.at_level(logging.INFO, "quire.engine"):
         ours, num_bytes = load(folder)
-    assert f"no weights are kept in few bits: {why} (28)\n" in caplog.text
+    assert f"no weights are kept in few bits: {why} (14)\n" in caplog.text
     other, expected = load(plain)
     assert num_bytes == expected
     assert all(map(torch.equal, tensors_of(ours), tensors_of(other)))
@@ -87,7 +87,7 @@ def test_powers_of_two_are_expanded(tmp_path: Path, caplog: pytest.LogCaptureFix
     folder, plain = save_quantised("qwen3", float8_folder.FORMS["compressed powers"], tmp_path, SIZES)
     with caplog.at_level(logging.INFO, "quire.engine"):
         ours, other = load(folder)[0], load(plain)[0]
-    assert "no weights are kept in few bits: scales that are powers of two (28)\n" in caplog.text
+    assert "no weights are kept in few bits: scales that are powers of two (14)\n" in caplog.text
     assert all(map(torch.equal, tensors_of(ours), tensors_of(other)))
 
 
@@ -95,16 +95,16 @@ def test_a_product_beside_weights_that_are_not_quantised_is_expanded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others of the layer are kept."""
-    name = "model.layers.2.self_attn.k_proj.weight"
+    name = "model.layers.1.self_attn.k_proj.weight"
     folder, plain = save_quantised("qwen3", FLOATS["rows"], tmp_path, SIZES)
     numbers = load_file(plain / "model.safetensors")[name]
     edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.update({name: numbers})))
     with caplog.at_level(logging.INFO, "quire.engine"):
         ours, other = weights_of(load(folder)[0]), weights_of(load(plain)[0])
-    assert "25 weights of layers are kept in 8 bits" in caplog.text
+    assert "11 weights of layers are kept in 8 bits" in caplog.text
     why = "others are loaded as float32 numbers: next to weights that are not quantised (2);"
     assert why in caplog.text
-    assert [isinstance(weight, Tensor) for weight in ours] == [at == 8 for at in range(16)]
+    assert [isinstance(weight, Tensor) for weight in ours] == [at == 4 for at in range(8)]
     assert all(
         torch.equal(expanded(weight), expanded(each)) for weight, each in zip(ours, other, strict=True)
     )
@@ -272,7 +272,7 @@ def test_layers_as_the_choice_of_kernels_sees_them_have_the_formats(tmp_path: Pa
 def test_kernels_are_compiled_for_each_kind_of_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four layers the second has one product expanded."""
     name = "model.layers.1.self_attn.o_proj.weight"
-    folder, plain = save_quantised("qwen3", FLOATS["rows"], tmp_path, SIZES)
+    folder, plain = save_quantised("qwen3", FLOATS["rows"], tmp_path, SIZES | {"num_hidden_layers": 4})
     numbers = load_file(plain / "model.safetensors")[name]
     edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.update({name: numbers})))
     built: list[Decoder] = []
@@ -298,7 +298,7 @@ def test_a_start_says_what_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
     folder = save("awq", tmp_path)
     with caplog.at_level(logging.INFO, "quire.engine"):
         load(folder, dtype=torch.bfloat16)
-    assert "28 weights of layers are kept in 4 bits, as files have them; activations are not" in caplog.text
+    assert "14 weights of layers are kept in 4 bits, as files have them; activations are not" in caplog.text
     assert "4 times the bytes" not in caplog.text
 
 
@@ -309,7 +309,7 @@ def test_a_start_that_is_to_expand_says_that_it_does(
     folder = save(form, tmp_path)
     with caplog.at_level(logging.INFO, "quire.engine"):
         model, num_bytes = load(folder, dtype=torch.bfloat16, quantized_weights="expand")
-    assert "no weights are kept in few bits: --quantized-weights is expand (28)\n" in caplog.text
+    assert "no weights are kept in few bits: --quantized-weights is expand (14)\n" in caplog.text
     assert f"{held} times the bytes" in caplog.text
     assert "no kernels" not in caplog.text
     other, expected = load(folder, torch_backend(), dtype=torch.bfloat16)

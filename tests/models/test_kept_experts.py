@@ -106,7 +106,7 @@ def test_the_host_waits_for_the_device_once_for_a_layer(
 def test_numbers_that_are_not_finite_are_refused_by_name(
     form: str, part: str, wrong: Any, tmp_path: Path
 ) -> None:
-    folder, name = save(form, tmp_path), "model.layers.2.mlp.experts.3.up_proj"
+    folder, name = save(form, tmp_path), "model.layers.1.mlp.experts.3.up_proj"
     edit(folder, lambda tensors: wrong(tensors[f"{name}.{part}"]))
     with pytest.raises(ValueError, match=rf"{name}\.\w+ stands for numbers that are not finite"):
         load(folder)

@@ -38,15 +38,16 @@ from tests.models.kept_folder import edit
 from tests.models.packed_folder import Form, gptq, save_packed
 
 QWEN = OF_EXPERTS["qwen3_moe"]
+STACKED = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2}
 WORDS = {  # what a start says of each form: how many weights of experts it keeps, and what else it expands
-    "mxfp4": "8 weights of experts are kept in 4 bits, as files have them; activations",
+    "mxfp4": "4 weights of experts are kept in 4 bits, as files have them; activations",
     "blocks of qwen3_moe": (
-        "8 weights of experts are kept in 8 bits, as files have them; others are loaded as float32 numbers: "
-        "no kernels here multiply float32 numbers by them (16); activations"
+        "4 weights of experts are kept in 8 bits, as files have them; others are loaded as float32 numbers: "
+        "no kernels here multiply float32 numbers by them (8); activations"
     ),
     "awq of qwen3_moe": (
-        "8 weights of experts are kept in 4 bits, as files have them; others are loaded as float32 numbers: "
-        "no kernels here multiply float32 numbers by them (16); activations"
+        "4 weights of experts are kept in 4 bits, as files have them; others are loaded as float32 numbers: "
+        "no kernels here multiply float32 numbers by them (8); activations"
     ),
 }
 
@@ -68,25 +69,25 @@ def of_floats(form: float8_folder.Form, sizes: dict[str, Any] = QWEN, kind: str 
 
 
 EXPANDED: dict[str, tuple[Any, str]] = {
-    "small groups": (of_words(packed_folder.FORMS["awq"]), "groups of 32 (24)"),
+    "small groups": (of_words(packed_folder.FORMS["awq"]), "groups of 32 (12)"),
     "8 bits": (
         of_words(Form(gptq(bits=8, group_size=128), "gptq", bits=8, group=128, symmetric=True)),
-        "8 bits (24)",
+        "8 bits (12)",
     ),
     "act order": (
         of_words(Form(gptq(group_size=64, desc_act=True), "gptq", group=64, ordered=True)),
-        "act order (24)",
+        "act order (12)",
     ),
     "powers of two": (
-        of_floats(float8_folder.FORMS["compressed powers"]), "scales that are powers of two (24)",
+        of_floats(float8_folder.FORMS["compressed powers"]), "scales that are powers of two (12)",
     ),
     "a width of no whole lines": (
         of_floats(kept_folder.FLOATS["rows"], QWEN | {"moe_intermediate_size": 96}),
-        "96 inputs, no multiple of 128 (8)",
+        "96 inputs, no multiple of 128 (4)",
     ),
     "stacks of matrices": (
-        of_floats(kept_folder.FLOATS["rows"], {"hidden_size": 256, "intermediate_size": 128}, "gpt_oss"),
-        "stacks of matrices (8)",
+        of_floats(kept_folder.FLOATS["rows"], STACKED, "gpt_oss"),
+        "stacks of matrices (4)",
     ),
 }  # fmt: skip
 
@@ -109,16 +110,16 @@ def test_experts_beside_some_that_are_not_quantised_are_expanded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those of other layers are kept."""
-    name = "model.layers.2.mlp.experts.3.up_proj.weight"
+    name = "model.layers.1.mlp.experts.3.up_proj.weight"
     folder = save("rows of qwen3_moe", tmp_path)
     whole = load(folder, torch_backend())[0]
-    numbers = expanded_in(whole)[2][0][3].chunk(2)[1].clone()
+    numbers = expanded_in(whole)[1][0][3].chunk(2)[1].clone()
     edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.update({name: numbers})))
     with caplog.at_level(logging.INFO, "quire.engine"):
         model, _ = load(folder)
-    assert "6 weights of experts are kept in 8 bits" in caplog.text
+    assert "2 weights of experts are kept in 8 bits" in caplog.text
     assert "next to weights that are not quantised (2)" in caplog.text
-    assert len(experts_in(model)) == 3 and same(expanded_in(model), expanded_in(whole)[2:3])
+    assert len(experts_in(model)) == 1 and same(expanded_in(model), expanded_in(whole)[1:])
 
 
 def test_a_start_reads_once_what_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +139,7 @@ def test_a_start_reads_once_what_files_have(tmp_path: Path, monkeypatch: pytest.
             num_gpu_blocks_override=20, preemption_mode="recompute",
         )
     )  # fmt: skip
-    assert len(asked) >= 24 and set(asked.values()) == {1}
+    assert len(asked) >= 12 and set(asked.values()) == {1}
 
 
 def test_scales_that_kernels_do_not_multiply_by_are_refused_by_name(tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_scales_that_kernels_do_not_multiply_by_are_refused_by_name(tmp_path: Pa
         ValueError, match=rf"{name}\[2\] has a scale of 2\^4; .*give --quantized-weights expand"
     ):
         load(folder)
-    assert len(expanded_in(load(folder, quantized_weights="expand")[0])) == 4
+    assert len(expanded_in(load(folder, quantized_weights="expand")[0])) == 2
 
 
 @pytest.mark.parametrize("name", ["mlp.experts.2.up_proj.weight", "mlp.experts.1.down_proj.weight"])
@@ -170,7 +171,7 @@ def test_a_width_that_ranks_divide_otherwise_is_kept_in_whole_experts(tmp_path: 
     folder = save("mxfp4", tmp_path)
     model = read_model(folder)
     keep = keep_in_folder(folder, model, torch.bfloat16, TAKING)
-    assert len(keep(model.of_rank(2, expert_parallel=True)).formats) == 8
+    assert len(keep(model.of_rank(2, expert_parallel=True)).formats) == 4
     assert set(keep(model.of_rank(4)).reasons.values()) == {
         "48 inputs, no multiple of 32 (kept with --enable-expert-parallel)"
     }
@@ -184,7 +185,7 @@ def kept_of(folder: Path, backend: Any = TAKING, dtype: torch.dtype = torch.bflo
 def test_what_is_kept_is_told_by_config_json_where_files_are_not_here(tmp_path: Path) -> None:
     folder = save("mxfp4", tmp_path)
     here = kept_of(folder)
-    assert len(here.formats) == 8 and not here.reasons
+    assert len(here.formats) == 4 and not here.reasons
     (folder / "model.safetensors").unlink()
     assert kept_of(folder) == here
     assert set(kept_of(folder, dtype=torch.float16).reasons.values()) == {
@@ -212,10 +213,10 @@ def test_none_are_kept_on_a_gpu_that_kernels_do_not_run_on() -> None:
 @pytest.mark.parametrize(
     ("form", "module", "size", "kept"),
     [
-        ("gptq of qwen3_moe", "mlp.experts.1.down_proj", 256, 3),
-        ("gptq of qwen3_moe", "mlp.experts.2.up_proj", 256, 3),
-        ("gptq of qwen3_moe", "self_attn.o_proj", 256, 4),
-        ("mxfp4", "self_attn.o_proj", 64, 4),
+        ("gptq of qwen3_moe", "mlp.experts.1.down_proj", 256, 1),
+        ("gptq of qwen3_moe", "mlp.experts.2.up_proj", 256, 1),
+        ("gptq of qwen3_moe", "self_attn.o_proj", 256, 2),
+        ("mxfp4", "self_attn.o_proj", 64, 2),
     ],
 )
 def test_experts_that_an_adapter_changes_are_expanded(
@@ -226,13 +227,13 @@ def test_experts_that_an_adapter_changes_are_expanded(
     lora = lora_of(f"model.layers.1.{module}", size, size)
     adapted = read_model(folder, adapter=save_adapter(tmp_path / "adapter", lora, folder))
     (ours, _), (other, _) = (load(folder, backend, config=adapted) for backend in (KEEPING, torch_backend()))
-    assert len(experts_in(ours)) == kept and len(expanded_in(ours)) == 4 - kept
+    assert len(experts_in(ours)) == kept and len(expanded_in(ours)) == 2 - kept
     (tokens, logits), (expected, theirs) = generate(ours), generate(other)
     assert tokens == expected
     for each, wanted in zip(logits, theirs, strict=True):
         torch.testing.assert_close(each, wanted, atol=1e-4, rtol=1e-4)
     here = kept_of(folder, config=adapted)
     changed = [name for name, why in here.reasons.items() if why == "an adapter is merged into them"]
-    assert sum(".experts." in name for name in changed) == 2 * (4 - kept)
+    assert sum(".experts." in name for name in changed) == 2 * (2 - kept)
     (folder / "model.safetensors").unlink()
     assert kept_of(folder, config=adapted).formats.keys() == here.formats.keys()

@@ -27,8 +27,8 @@ def test_experts_that_kernels_would_compute_otherwise_are_expanded(
     monkeypatch.setattr(GptOssExperts, "_apply_gate", lambda module, both: own(module, both) * 1.1)
     with caplog.at_level(logging.INFO, "quire.engine"):
         model, _ = load(folder)
-    assert "no weights are kept in few bits: experts of a kind that kernels do not compute (8)" in caplog.text
-    assert not experts_in(model) and len(expanded_in(model)) == 4
+    assert "no weights are kept in few bits: experts of a kind that kernels do not compute (4)" in caplog.text
+    assert not experts_in(model) and len(expanded_in(model)) == 2
 
 
 def test_layers_that_are_alike_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_layers_that_are_alike_are_looked_at_once(tmp_path: Path, monkeypatch: p
     )
     model = read_model(folder, "transformers")
     keep = keep_in_folder(folder, model, torch.bfloat16, TAKING)
-    assert all(len(keep(model.of_rank(ranks)).formats) == 8 for ranks in (1, 2))
+    assert all(len(keep(model.of_rank(ranks)).formats) == 4 for ranks in (1, 2))
     assert len(looked) == 1
 
 
@@ -76,4 +76,4 @@ def test_what_the_models_own_code_rounds_in_bf16_refuses_nothing(
         return own(module, both) * (1.02 if both.dtype == torch.bfloat16 else 1.0)
 
     monkeypatch.setattr(GptOssExperts, "_apply_gate", rounded)
-    assert len(experts_in(load(save("mxfp4", tmp_path), dtype=torch.bfloat16)[0])) == 4
+    assert len(experts_in(load(save("mxfp4", tmp_path), dtype=torch.bfloat16)[0])) == 2

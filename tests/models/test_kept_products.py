@@ -15,6 +15,7 @@ from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.general.branches import BranchDecoder
 from quire.engine.models.general.delta_nets import DeltaNetModule
 from quire.engine.models.general.kept_linear import KeptLinear
+from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.general.plain import PlainDecoder
 from quire.engine.models.general.proof import alike
 from quire.engine.models.general.sandwich import SandwichDecoder
@@ -55,25 +56,36 @@ EVERY = [
 
 @pytest.mark.parametrize(("kind", "form"), EVERY)
 def test_kept_weights_stand_for_the_numbers_that_they_would_be(kind: str, form: str, tmp_path: Path) -> None:
+    """And nothing is expanded that can be kept."""
     folder = save(kind, form, tmp_path)
-    (ours, _), (other, _) = load(folder), load(folder, EXPANDING)
+    (ours, num_bytes), generated = load_and_generate_without_numbers(folder)
+    other, expanded = load(folder, EXPANDING)
     assert type(ours.fusion.decoder) is type(other.fusion.decoder) is DECODERS[kind]
     assert len(ours.fusion.modules) == len(other.fusion.modules)
     numbers = {name: layer.weight for name, layer in layers_in(other).items()}
     for name, kept in kept_in(ours).items():
         assert torch.equal(kept, numbers[name])  # none of either, where another product has its rows
-    (tokens, logits), (expected, theirs) = generate(ours), generate(other)
+    (tokens, logits), (expected, theirs) = generated, generate(other)
     assert tokens == expected
     for each, wanted in zip(logits, theirs, strict=True):
         torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)
+    saved = sum(
+        4 * math.prod(sizes) - form.num_bytes(*sizes)
+        for name, form in ours.kept.items()
+        for layer, sizes in sizes_in(ours).items()
+        if name.endswith(f"{layer}.weight")
+    )
+    assert num_bytes == expanded - saved
 
 
-@pytest.mark.parametrize(("kind", "form"), EVERY)
-def test_nothing_is_expanded_that_can_be_kept(
-    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither as it is loaded, nor where layers are proved and computed."""
-    folder = save(kind, form, tmp_path)
+def sizes_in(model: GeneralModel) -> dict[str, tuple[int, int]]:
+    return {name: (each.out_features, each.in_features) for name, each in layers_in(model).items()}
+
+
+def load_and_generate_without_numbers(
+    folder: Path,
+) -> tuple[tuple[GeneralModel, int], tuple[list[list[int]], list[Tensor]]]:
+    """Return a model, its bytes and what it generates: loading, proofs and steps expand no weight."""
     read: list[str] = []
 
     def noted(tensor: Any, index: Any, expand: Any) -> Tensor:
@@ -81,31 +93,22 @@ def test_nothing_is_expanded_that_can_be_kept(
         numbers: Tensor = expand(tensor, index)
         return numbers
 
-    for files in (Float8Tensor, PackedTensor):
-        expand = files.__getitem__
-        monkeypatch.setattr(files, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
-
     def refuse(layer: KeptLinear) -> Tensor:
         raise AssertionError("a layer's weight is expanded")
 
-    monkeypatch.setattr(KeptLinear, "weight", property(refuse))
-    model, num_bytes = load(folder)
-    every = layers_in(model)
-    sizes = {name: (each.out_features, each.in_features) for name, each in every.items()}
-    dense = [name for name, (outputs, _) in sizes.items() if outputs % 16]  # of few heads, and of a gate
-    assert [name for name, layer in every.items() if not isinstance(layer, KeptLinear)] == dense
-    assert not [name for name in read if not any(part in name for part in (*dense, ".experts."))]
-    assert len(model.kept) == len(every) - len(dense) > 0
-    generate(model)
-    monkeypatch.undo()
-    _, expanded = load(folder, EXPANDING)
-    saved = sum(
-        4 * math.prod(sizes[layer]) - form.num_bytes(*sizes[layer])
-        for name, form in model.kept.items()
-        for layer in sizes
-        if name.endswith(f"{layer}.weight")
-    )
-    assert num_bytes == expanded - saved
+    with pytest.MonkeyPatch.context() as patch:
+        for files in (Float8Tensor, PackedTensor):
+            expand = files.__getitem__
+            patch.setattr(files, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
+        patch.setattr(KeptLinear, "weight", property(refuse))
+        model, num_bytes = load(folder)
+        every = layers_in(model)
+        # Those of few heads, and of a gate.
+        dense = [name for name, (outputs, _) in sizes_in(model).items() if outputs % 16]
+        assert [name for name, layer in every.items() if not isinstance(layer, KeptLinear)] == dense
+        assert not [name for name in read if not any(part in name for part in (*dense, ".experts."))]
+        assert len(model.kept) == len(every) - len(dense) > 0
+        return (model, num_bytes), generate(model)
 
 
 @pytest.mark.parametrize("form", ["blocks", "awq"])
@@ -146,13 +149,13 @@ def test_delta_nets_have_a_product_for_each_way_that_weights_are_held(
 def test_layers_beside_some_that_are_not_quantised_are_expanded(tmp_path: Path) -> None:
     """Those of other products are kept."""
     folder = save("gemma3_text", "rows", tmp_path)
-    name = "model.layers.2.mlp.up_proj.weight"
+    name = "model.layers.1.mlp.up_proj.weight"
     whole = load(folder, EXPANDING)[0]
-    numbers = layers_in(whole)["layers.2.mlp.up_proj"].weight.clone()
+    numbers = layers_in(whole)["layers.1.mlp.up_proj"].weight.clone()
     edit(folder, lambda tensors: (tensors.pop(f"{name}_scale"), tensors.update({name: numbers})))
     model, _ = load(folder)
     dense = [name for name, layer in layers_in(model).items() if not isinstance(layer, KeptLinear)]
-    assert dense == ["layers.2.mlp.gate_proj", "layers.2.mlp.up_proj"]
+    assert dense == ["layers.1.mlp.gate_proj", "layers.1.mlp.up_proj"]
     assert generate(model)[0] == generate(whole)[0]
 
 

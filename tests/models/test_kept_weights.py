@@ -177,7 +177,7 @@ def test_scales_that_are_not_finite_are_refused_by_name(form: str, part: str, tm
 
 
 def test_codes_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
-    folder, name = save("blocks", tmp_path), "model.layers.3.mlp.gate_proj.weight"
+    folder, name = save("blocks", tmp_path), "model.layers.1.mlp.gate_proj.weight"
 
     def spoil(tensors: dict[str, Tensor]) -> None:
         tensors[name].view(torch.uint8)[7, 9] = 0xFF
@@ -189,7 +189,7 @@ def test_codes_that_are_no_numbers_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_numbers_that_are_too_large_for_fp16_are_refused_by_name(tmp_path: Path) -> None:
     """And not those whose scale is large, but no code."""
-    folder, name = save("matrices", tmp_path), "model.layers.3.mlp.gate_proj.weight"
+    folder, name = save("matrices", tmp_path), "model.layers.1.mlp.gate_proj.weight"
 
     def enlarge(tensors: dict[str, Tensor]) -> None:
         tensors[name].copy_(torch.full_like(tensors[name].float(), 2.0).to(torch.float8_e4m3fn))

@@ -29,7 +29,8 @@ from tests.models.test_rounded import MEASURED
 KEEPING = replace(EXPANDING, keeps=lambda form, dtype: True, keeps_experts=lambda form, dtype: True)
 BACKENDS = pytest.mark.parametrize("backend", [KEEPING, EXPANDING], ids=["kept", "expanded"])
 SIZES = KINDS | {kind: OF_EXPERTS[kind] for kind in ("qwen3_moe", "mixtral", "deepseek_v3")}
-OTHERS: dict[str, dict[str, Any]] = {"gpt_oss": {"hidden_size": 256}, "opt": {}, "falcon_h1": {}}
+TWO = {"num_hidden_layers": 2}
+OTHERS: dict[str, dict[str, Any]] = {"gpt_oss": {"hidden_size": 256} | TWO, "opt": TWO, "falcon_h1": TWO}
 EVERY = SIZES | OTHERS
 
 
@@ -277,17 +278,17 @@ def test_experts_in_a_stack_that_others_have_in_matrices_are_refused_by_name(tmp
 def test_a_start_says_what_is_rounded_and_what_of_it_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_tiny("gpt_oss", tmp_path, hidden_size=256)
+    save_tiny("gpt_oss", tmp_path, **OTHERS["gpt_oss"])
     with caplog.at_level(logging.INFO, "quire.engine"):
         load(tmp_path)
     told = (
         "weights are rounded to 8-bit floats, a scale for each row: answers are not those of the folder's "
-        "own numbers; 12 of layers are kept so"
+        "own numbers; 6 of layers are kept so"
     )
     assert told in caplog.messages
     assert (
-        "others are loaded as float32 numbers: experts, which are not rounded (8), 64 inputs, no multiple of "
-        "128 (4)"
+        "others are loaded as float32 numbers: experts, which are not rounded (4), 64 inputs, no multiple of "
+        "128 (2)"
     ) in caplog.messages
     caplog.clear()
     with caplog.at_level(logging.INFO, "quire.engine"):
