@@ -16,19 +16,26 @@ from tests.models.any_model import save_tiny
 # Of a weight's name and itself: the tensors that files have of it, and the numbers that those stand for.
 Quantise: TypeAlias = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
 NOT_QUANTISED = ("embed", "wte", "wpe", "lm_head", "gate.weight", "router", "_bias", "conv1d")
+LAYERS = 2  # one of each type where there are two
 SIZES: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 288, "head_dim": 48}
+SIZES |= {"num_hidden_layers": LAYERS}
 MODELS: dict[str, dict[str, Any]] = {  # blocks of 128 end within matrices, and in the midst of a rank's share
     "llama": SIZES | {"tie_word_embeddings": True},
     "qwen3": SIZES,
     "mistral": SIZES,
-    "opt": {"hidden_size": 160, "ffn_dim": 288, "word_embed_proj_dim": 160},
-    "gpt2": {"n_embd": 160, "n_inner": 288},
+    "opt": {"hidden_size": 160, "ffn_dim": 288, "word_embed_proj_dim": 160, "num_hidden_layers": LAYERS},
+    "gpt2": {"n_embd": 160, "n_inner": 288, "n_layer": LAYERS},
     "gemma2": SIZES,
     "gemma3": {},  # with a configuration of its text inside
     "qwen3_moe": SIZES | {"moe_intermediate_size": 144},  # experts in files of their own
     "minimax_m2": SIZES,  # likewise, under other names
     "gpt_oss": SIZES,  # experts stacked
-    "deepseek_v3": {"hidden_size": 160, "moe_intermediate_size": 144, "kv_lora_rank": 144},
+    "deepseek_v3": {
+        "hidden_size": 160,
+        "moe_intermediate_size": 144,
+        "kv_lora_rank": 144,
+        "num_hidden_layers": LAYERS,
+    },
 }
 
 
