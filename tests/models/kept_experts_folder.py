@@ -18,10 +18,9 @@ from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend
 from quire.kernels.experts.quantised import QuantisedExperts, expand_experts, takes
 from tests.models import kept_folder, test_fours
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts, tiny_model
+from tests.models.any_model import MAX_LEN, tiny_model
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import save_packed
-from tests.models.paged_driver import PagedDriver
 from tests.models.test_quantised import pack
 
 KEEPING = replace(torch_backend(), keeps_experts=lambda form, dtype: True)  # as a GPU's, of experts alone
@@ -92,10 +91,6 @@ def load(
     )
     assert isinstance(model, GeneralModel)
     return model, num_bytes
-
-
-def generate(model: GeneralModel) -> tuple[list[list[int]], list[Tensor]]:
-    return PagedDriver(model, model.config, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
 
 def experts_in(model: GeneralModel) -> list[QuantisedExperts]:

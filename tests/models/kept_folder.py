@@ -11,18 +11,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire.engine.models.config import ModelConfig
 from quire.engine.models.decoder import Decoder
+from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.models.stored_weights import keep_in_folder
-from quire.kernels.backend import torch_backend
+from quire.kernels.backend import Backend, torch_backend
 from quire.kernels.quantised.weight import QuantisedWeight, expand_reference
 from tests.models import float8_folder
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts
+from tests.models.any_model import MAX_LEN, prompts
+from tests.models.divided_model import generate_divided
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import Form, awq, compressed, gptq, save_packed
 from tests.models.paged_driver import PagedDriver
 
+STEPS = 4
 LAYERS = 2  # one of each type where there are two
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 SIZES |= {"num_hidden_layers": LAYERS}
@@ -79,8 +83,21 @@ def load(
     return model, num_bytes
 
 
-def generate(model: Decoder) -> tuple[list[list[int]], list[Tensor]]:
-    return PagedDriver(model, model.config, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
+def asked() -> list[list[int]]:
+    """Return prompts that are shorter than others': what weights stand for is in each token."""
+    return [prompt[:20] for prompt in prompts()]
+
+
+def generate(model: Decoder | GeneralModel) -> tuple[list[list[int]], list[Tensor]]:
+    """Return the tokens and the logits of each prompt, which comes in chunks; several rows decode at once."""
+    return PagedDriver(model, model.config, len(asked()) + 1, MAX_LEN).generate(asked(), STEPS)
+
+
+def generate_on_ranks(
+    folder: Path, part: ModelConfig, ranks: int, backend: Backend
+) -> list[tuple[list[list[int]], list[Tensor]]]:
+    """Return the same of each rank of a folder's model."""
+    return generate_divided(folder, part, ranks, backend, asked(), STEPS)
 
 
 def weights_of(model: Decoder, layers: int = LAYERS) -> list[QuantisedWeight | Tensor]:

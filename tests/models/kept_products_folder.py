@@ -20,10 +20,10 @@ from quire.kernels.formats.kv_format import UNSCALED
 from quire.kernels.quantised.weight import expand_reference
 from quire.kernels.recurrence.operations import REFERENCES
 from tests.models import kept_folder
-from tests.models.any_model import LENGTHS, MAX_LEN, STEPS, prompts
+from tests.models.any_model import MAX_LEN
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import save_packed
-from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
+from tests.models.paged_driver import BLOCK_SIZE
 
 EXPANDING = replace(torch_backend(), recurrences=REFERENCES)
 KEEPING = replace(EXPANDING, keeps=lambda form, dtype: True)  # as a GPU's
@@ -65,10 +65,6 @@ def load(
     )
     assert isinstance(model, GeneralModel)
     return model, num_bytes
-
-
-def generate(model: GeneralModel) -> tuple[list[list[int]], list[Tensor]]:
-    return PagedDriver(model, model.config, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
 
 def layers_in(model: GeneralModel) -> dict[str, nn.Linear]:

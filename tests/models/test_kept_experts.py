@@ -19,21 +19,19 @@ from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import torch_backend
-from tests.models.divided_model import generate_divided
 from tests.models.kept_experts_folder import (
     FORMS,
     KEEPING,
     MOST_APART,
     expanded_in,
     experts_in,
-    generate,
     joined,
     kept_in,
     load,
     load_ranks,
     save,
 )
-from tests.models.kept_folder import edit
+from tests.models.kept_folder import edit, generate, generate_on_ranks
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -158,7 +156,7 @@ def test_ranks_compute_by_their_shares_what_one_alone_does(
     folder = save(form, tmp_path)
     part = read_model(folder, "transformers").of_rank(2, expert_parallel=whole_ones)
     expected, logits = generate(load(folder)[0])
-    for tokens, theirs in generate_divided(folder, part, 2, KEEPING):
+    for tokens, theirs in generate_on_ranks(folder, part, 2, KEEPING):
         assert tokens == expected
         for each, wanted in zip(theirs, logits, strict=True):
             torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)

@@ -29,12 +29,11 @@ from tests.models.kept_experts_folder import (
     TAKING,
     expanded_in,
     experts_in,
-    generate,
     load,
     same,
     save,
 )
-from tests.models.kept_folder import edit
+from tests.models.kept_folder import edit, generate
 from tests.models.packed_folder import Form, gptq, save_packed
 
 QWEN = OF_EXPERTS["qwen3_moe"]

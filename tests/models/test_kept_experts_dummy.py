@@ -12,7 +12,6 @@ from quire.engine.models.general.model import GeneralModel
 from tests.models.kept_experts_folder import (
     FORMS,
     experts_in,
-    generate,
     joined,
     kept_in,
     load,
@@ -20,6 +19,7 @@ from tests.models.kept_experts_folder import (
     same,
     save,
 )
+from tests.models.kept_folder import generate
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -26,13 +26,12 @@ from quire.kernels.experts.routing import route_reference
 from quire.kernels.gpu import gpu_of
 from quire.kernels.quantised.linear import QuantisedLinear
 from tests.models import kept_folder
-from tests.models.kept_folder import edit
+from tests.models.kept_folder import edit, generate
 from tests.models.kept_products_folder import (
     EXPANDING,
     KEEPING,
     KINDS,
     MOST_APART,
-    generate,
     kept_in,
     layers_in,
     load,

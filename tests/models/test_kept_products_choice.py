@@ -19,13 +19,12 @@ from quire.engine.parallel.group import OneOfRanks
 from quire.kernels.backend import torch_backend, triton_backend
 from tests.models import float8_folder, kept_folder, packed_folder
 from tests.models.adapter_folder import lora_of, save_adapter
-from tests.models.divided_model import generate_divided
+from tests.models.kept_folder import generate, generate_on_ranks
 from tests.models.kept_products_folder import (
     EXPANDING,
     KEEPING,
     KINDS,
     MOST_APART,
-    generate,
     kept_in,
     layers_in,
     load,
@@ -137,7 +136,7 @@ def test_ranks_compute_by_their_shares_what_one_alone_does(kind: str, form: str,
     ranks = [load(folder, config=part, ranks=OneOfRanks(rank, 2))[0] for rank in range(2)]
     assert all(len(rank.kept) == len(whole.kept) for rank in ranks) == (kind != "qwen3_5_text")
     expected, logits = generate(whole)
-    for tokens, theirs in generate_divided(folder, part, 2, KEEPING):
+    for tokens, theirs in generate_on_ranks(folder, part, 2, KEEPING):
         assert tokens == expected
         for each, wanted in zip(theirs, logits, strict=True):
             torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-3)

@@ -18,10 +18,9 @@ from quire.engine.parallel.group import OneOfRanks
 from tests.models import kept_experts_folder, kept_products_folder
 from tests.models.adapter_folder import lora_of, save_adapter, weights
 from tests.models.any_model import save_tiny
-from tests.models.divided_model import generate_divided
 from tests.models.kept_experts_folder import OF_EXPERTS, expanded_in, experts_in, same
-from tests.models.kept_folder import edit
-from tests.models.kept_products_folder import EXPANDING, KINDS, MOST_APART, generate, layers_in
+from tests.models.kept_folder import edit, generate, generate_on_ranks
+from tests.models.kept_products_folder import EXPANDING, KINDS, MOST_APART, layers_in
 from tests.models.quantised_folder import configure
 from tests.models.rounded_folder import is_rounded_by_transformers, rounded, save_general
 from tests.models.test_rounded import MEASURED
@@ -125,7 +124,7 @@ def test_ranks_have_scales_of_whole_rows(kind: str, backend: Any, tmp_path: Path
     whole, _ = load(plain, backend)
     part = whole.config.of_rank(2)
     expected = generate(whole)
-    for ours in generate_divided(plain, part, 2, backend):
+    for ours in generate_on_ranks(plain, part, 2, backend):
         assert_close(ours, expected)
     assert_parts_are_of(whole, [load_part(plain, backend, part, rank) for rank in range(2)])
 
@@ -153,7 +152,7 @@ def test_ranks_have_whole_experts_as_one_has_them(backend: Any, tmp_path: Path) 
     plain, _ = save_general("qwen3_moe", tmp_path, **SIZES["qwen3_moe"])
     whole, _ = load(plain, backend)
     part, expected = whole.config.of_rank(2, expert_parallel=True), generate(whole)
-    for ours in generate_divided(plain, part, 2, backend):
+    for ours in generate_on_ranks(plain, part, 2, backend):
         assert_close(ours, expected)
     given: dict[str, Any] = {"load_format": "dummy"}
     for files in ({}, given):
