@@ -19,7 +19,7 @@ from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.kernels.backend import Backend, torch_backend
 from quire.kernels.formats.kv_format import UNSCALED
-from tests.models.any_model import LEAST_AGREEMENT, MAX_LEN, STEPS, Verdict, difference, prompts
+from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, Verdict, difference, prompts
 from tests.models.paged_driver import BLOCK_SIZE, PagedDriver
 from tests.models.thread_ranks import Meeting, Rank, on_all
 
@@ -44,21 +44,12 @@ def compare_divided(
 
 
 def generate_divided(
-    folder: Path,
-    part: ModelConfig,
-    ranks: int,
-    backend: Backend | None = None,
-    asked: list[list[int]] | None = None,
-    steps: int = STEPS,
+    folder: Path, part: ModelConfig, ranks: int, backend: Backend | None = None
 ) -> list[tuple[list[list[int]], list[Tensor]]]:
-    """Return what each rank of a folder's model generates.
-
-    part: the model as each of them computes it. asked, steps: for which prompts, and how many tokens.
-    """
-    asked = asked or prompts()
+    """Return what each rank of a folder's model generates. part: the model as each of them computes it."""
 
     def generate(model: Any) -> tuple[list[list[int]], list[Tensor]]:
-        return PagedDriver(model, part, len(asked) + 1, MAX_LEN).generate(asked, steps)
+        return PagedDriver(model, part, len(LENGTHS) + 1, MAX_LEN).generate(prompts(), STEPS)
 
     return on_ranks(folder, part, [backend or torch_backend()] * ranks, generate)
 

@@ -17,7 +17,8 @@ _found: dict[Any, Any] = {}
 def run_once(whole: PreTrainedConfig, kind: str, where: str) -> Any:
     """Return what the first run of a configuration has shown, or run it. What is refused is run again."""
     fields = whole.to_dict()
-    fields.pop("_name_or_path", None)  # the folder
+    for name in ("_name_or_path", "quantization_config", "compression_config"):  # no code asks for these
+        fields.pop(name, None)
     key = type(whole), kind, repr(fields)
     if key not in _found:
         _found[key] = _run_dry(whole, kind, where)

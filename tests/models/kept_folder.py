@@ -21,7 +21,7 @@ from quire.kernels.backend import Backend, torch_backend
 from quire.kernels.quantised.weight import QuantisedWeight, expand_reference
 from tests.models import float8_folder
 from tests.models.any_model import MAX_LEN, prompts
-from tests.models.divided_model import generate_divided
+from tests.models.divided_model import on_ranks
 from tests.models.float8_folder import save_quantised
 from tests.models.packed_folder import Form, awq, compressed, gptq, save_packed
 from tests.models.paged_driver import PagedDriver
@@ -95,9 +95,13 @@ def generate(model: Decoder | GeneralModel) -> tuple[list[list[int]], list[Tenso
 
 def generate_on_ranks(
     folder: Path, part: ModelConfig, ranks: int, backend: Backend
-) -> list[tuple[list[list[int]], list[Tensor]]]:
-    """Return the same of each rank of a folder's model."""
-    return generate_divided(folder, part, ranks, backend, asked(), STEPS)
+) -> tuple[list[Any], list[tuple[list[list[int]], list[Tensor]]]]:
+    """Return the models that ranks have of a folder's, and the same of each.
+
+    part: the model as each of them computes it.
+    """
+    found = on_ranks(folder, part, [backend] * ranks, lambda model: (model, generate(model)))
+    return [model for model, _ in found], [generated for _, generated in found]
 
 
 def weights_of(model: Decoder, layers: int = LAYERS) -> list[QuantisedWeight | Tensor]:

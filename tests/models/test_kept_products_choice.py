@@ -133,10 +133,10 @@ def test_ranks_compute_by_their_shares_what_one_alone_does(kind: str, form: str,
     folder = save(kind, form, tmp_path)
     whole, _ = load(folder)
     part = whole.config.of_rank(2)
-    ranks = [load(folder, config=part, ranks=OneOfRanks(rank, 2))[0] for rank in range(2)]
+    ranks, generated = generate_on_ranks(folder, part, 2, KEEPING)
     assert all(len(rank.kept) == len(whole.kept) for rank in ranks) == (kind != "qwen3_5_text")
     expected, logits = generate(whole)
-    for tokens, theirs in generate_on_ranks(folder, part, 2, KEEPING):
+    for tokens, theirs in generated:
         assert tokens == expected
         for each, wanted in zip(theirs, logits, strict=True):
             torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-3)

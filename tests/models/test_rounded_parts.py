@@ -123,10 +123,10 @@ def test_ranks_have_scales_of_whole_rows(kind: str, backend: Any, tmp_path: Path
     plain, _ = save_general(kind, tmp_path, **SIZES[kind])
     whole, _ = load(plain, backend)
     part = whole.config.of_rank(2)
-    expected = generate(whole)
-    for ours in generate_on_ranks(plain, part, 2, backend):
+    expected, (ranks, generated) = generate(whole), generate_on_ranks(plain, part, 2, backend)
+    for ours in generated:
         assert_close(ours, expected)
-    assert_parts_are_of(whole, [load_part(plain, backend, part, rank) for rank in range(2)])
+    assert_parts_are_of(whole, ranks)
 
 
 def load_part(folder: Path, backend: Any, part: Any, rank: int, **given: Any) -> GeneralModel:
@@ -152,13 +152,14 @@ def test_ranks_have_whole_experts_as_one_has_them(backend: Any, tmp_path: Path) 
     plain, _ = save_general("qwen3_moe", tmp_path, **SIZES["qwen3_moe"])
     whole, _ = load(plain, backend)
     part, expected = whole.config.of_rank(2, expert_parallel=True), generate(whole)
-    for ours in generate_on_ranks(plain, part, 2, backend):
+    ranks, generated = generate_on_ranks(plain, part, 2, backend)
+    for ours in generated:
         assert_close(ours, expected)
-    given: dict[str, Any] = {"load_format": "dummy"}
-    for files in ({}, given):
-        ranks = [of_experts(load_part(plain, backend, part, rank, **files)) for rank in range(2)]
-        parts = [[torch.cat(both) for both in zip(*each, strict=True)] for each in zip(*ranks, strict=True)]
-        assert same(parts, of_experts(load(plain, backend, **files)[0]))
+    drawn = [load_part(plain, backend, part, rank, load_format="dummy") for rank in range(2)]
+    for model, divided in ((whole, ranks), (load(plain, backend, load_format="dummy")[0], drawn)):
+        each = zip(*map(of_experts, divided), strict=True)
+        parts = [[torch.cat(both) for both in zip(*layer, strict=True)] for layer in each]
+        assert same(parts, of_experts(model))
 
 
 @pytest.mark.parametrize("kind", RANKED)
