@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.engine.models.float8_files import Float8Tensor
 from quire.engine.models.fours_files import FoursTensor
 from quire.engine.models.general.expert_weights import ExpertWeights
+from quire.engine.models.general.model import GeneralModel
 from quire.engine.models.mxfp4_files import Mxfp4Tensor
 from quire.engine.models.packed_files import PackedTensor
 from quire.engine.models.reading import read_model
@@ -35,9 +36,20 @@ from tests.models.kept_folder import edit, generate, generate_on_ranks
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_kept_experts_stand_for_the_numbers_that_they_would_be(form: str, tmp_path: Path) -> None:
+def test_kept_experts_stand_for_the_numbers_that_they_would_be(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are never expanded, and their codes come to a device as other weights do."""
     folder = save(form, tmp_path)
-    (ours, _), (other, _) = load(folder), load(folder, torch_backend())
+    with monkeypatch.context() as patch:
+        read, copied = watch(patch)
+        ours, num_bytes = load(folder)
+    assert_never_expanded(ours, read, form)
+    weights = [weight for each in experts_in(ours) for weight in (each.gate_up, each.down)]
+    codes = sum(math.prod(each.shape) // (1 if each.format.codes == "float8" else 2) for each in weights)
+    assert sum(copied) >= codes > 0
+    other, expanded = load(folder, torch_backend())
+    assert num_bytes == expanded + sum(weight.nbytes - 4 * math.prod(weight.shape) for weight in weights)
     kept, numbers = kept_in(ours), expanded_in(other)
     assert len(kept) == len(numbers) > 0
     for each, wanted in zip(kept, numbers, strict=True):
@@ -48,22 +60,33 @@ def test_kept_experts_stand_for_the_numbers_that_they_would_be(form: str, tmp_pa
         torch.testing.assert_close(each, wanted, atol=MOST_APART, rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_codes_come_to_a_device_as_other_weights_do(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To a GPU through pinned memory."""
+def watch(patch: pytest.MonkeyPatch) -> tuple[list[str], list[int]]:
+    """Return lists that fill: of weights that are expanded, and of bytes that come to a device."""
+    read: list[str] = []
     copied: list[int] = []
+
+    def noted(tensor: Any, index: Any, expand: Any) -> Tensor:
+        read.append(tensor.name)
+        numbers: Tensor = expand(tensor, index)
+        return numbers
 
     def copy(place: Tensor, x: Tensor) -> None:
         copied.append(place.copy_(x).nbytes)
 
-    monkeypatch.setattr("quire.engine.models.general.expert_sources.copies_to", lambda device: copy)
-    weights = [
-        each for found in experts_in(load(save(form, tmp_path))[0]) for each in (found.gate_up, found.down)
+    for kind in (Float8Tensor, PackedTensor, FoursTensor, Mxfp4Tensor):
+        expand = kind.__getitem__
+        patch.setattr(kind, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
+    patch.setattr("quire.engine.models.general.expert_sources.copies_to", lambda device: copy)
+    return read, copied
+
+
+def assert_never_expanded(model: GeneralModel, read: list[str], form: str) -> None:
+    """Neither whole nor in part, in host memory or on the device; what is no expert's is."""
+    assert not [name for name in read if ".experts." in name and "shared" not in name]
+    assert not [
+        name for name, _ in model._causal.named_parameters() if name.endswith(("up_proj", "down_proj"))
     ]
-    codes = sum(math.prod(each.shape) // (1 if each.format.codes == "float8" else 2) for each in weights)
-    assert sum(copied) >= codes > 0
+    assert bool(read) == (form != "mxfp4")
 
 
 @pytest.mark.parametrize("form", ["blocks of qwen3_moe", "gptq of qwen3_moe"])
@@ -108,31 +131,6 @@ def test_numbers_that_are_not_finite_are_refused_by_name(
     edit(folder, lambda tensors: wrong(tensors[f"{name}.{part}"]))
     with pytest.raises(ValueError, match=rf"{name}\.\w+ stands for numbers that are not finite"):
         load(folder)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_experts_are_never_expanded(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither whole nor in part, in host memory or on the device; what is no expert's is."""
-    folder = save(form, tmp_path)
-    read: list[str] = []
-
-    def noted(tensor: Any, index: Any, expand: Any) -> Tensor:
-        read.append(tensor.name)
-        numbers: Tensor = expand(tensor, index)
-        return numbers
-
-    for kind in (Float8Tensor, PackedTensor, FoursTensor, Mxfp4Tensor):
-        expand = kind.__getitem__
-        monkeypatch.setattr(kind, "__getitem__", lambda tensor, index, of=expand: noted(tensor, index, of))
-    model, num_bytes = load(folder)
-    assert not [name for name in read if ".experts." in name and "shared" not in name]
-    assert not [
-        name for name, _ in model._causal.named_parameters() if name.endswith(("up_proj", "down_proj"))
-    ]
-    assert bool(read) == (form != "mxfp4")
-    kept = [weight for each in experts_in(model) for weight in (each.gate_up, each.down)]
-    _, expanded = load(folder, torch_backend())
-    assert num_bytes == expanded + sum(weight.nbytes - 4 * math.prod(weight.shape) for weight in kept)
 
 
 WHOLE_ONES = pytest.mark.parametrize("whole_ones", [False, True], ids=["by columns", "whole experts"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -175,6 +176,7 @@ class _Sigmoids(TorchFunctionMode):
         return result
 
 
+@cache  # for routers of all layers; nothing writes to it
 def _even(experts: int, device: torch.device, seed: int = 0, kind: _Kind = "spread") -> Tensor:
     """Return numbers [experts] fp32 from -8 to 8 in any order, of which bf16 tells each from the others.
 

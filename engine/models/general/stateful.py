@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -73,11 +73,13 @@ class CacheOfStates:
 
 def state_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Return the modules that keep states, by name: those whose code changes them in a cache."""
-    changing = {kind for kind in {type(module) for module in model.modules()} if _changes_states(kind)}
+    kinds: set[type] = {type(module) for module in model.modules()}
+    changing = {kind for kind in kinds if _changes_states(kind)}
     return ((name, module) for name, module in model.named_modules() if type(module) in changing)
 
 
-def _changes_states(kind: type[nn.Module]) -> bool:
+@cache  # a model has few classes, of which all code is looked at
+def _changes_states(kind: type) -> bool:
     methods = (each for part in kind.__mro__ for each in vars(part).values())
     codes = (each.__code__ for each in map(inspect.unwrap, filter(inspect.isfunction, methods)))
     return any(_CHANGES.intersection(code.co_names) for code in codes)
