@@ -185,6 +185,11 @@ def save_tiny(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Non
     torch.set_rng_state(made.drawn)
 
 
+def two_layers(kind: str) -> dict[str, int]:
+    """Return what makes a model of text alone have two layers, one of each type where there are two."""
+    return {"n_layer" if kind == "gpt2" else "num_hidden_layers": 2}
+
+
 def tiny_model(kind: str, folder: Path, by: str = "eager", **changes: Any) -> Any:
     """Save the same; return it as transformers runs it."""
     save_tiny(kind, folder, by, **changes)

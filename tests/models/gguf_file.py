@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from tests.models.any_model import tiny_model
+from tests.models.any_model import tiny_model, two_layers
 
 Metadata: TypeAlias = Mapping[str, Any]
 
@@ -99,7 +99,7 @@ def save_gguf(
     parts: files that it is split among. metadata, tensors: further ones, or others; None: it is left out.
     """
     architecture, changes = MODELS[kind]
-    reference = tiny_model(kind, folder / "folder", **changes)
+    reference = tiny_model(kind, folder / "folder", **(two_layers(kind) | changes))
     config = json.loads((folder / "folder" / "config.json").read_text())
     said: dict[str, Any] = {}
     for key, names in _KEYS.items():

@@ -31,7 +31,16 @@ from tests.models.adapter_folder import (
     save_changed,
     weights,
 )
-from tests.models.any_model import LEAST_AGREEMENT, LENGTHS, MAX_LEN, STEPS, difference, prompts, save_tiny
+from tests.models.any_model import (
+    LEAST_AGREEMENT,
+    LENGTHS,
+    MAX_LEN,
+    STEPS,
+    difference,
+    prompts,
+    save_tiny,
+    two_layers,
+)
 from tests.models.divided_model import generate_divided
 from tests.models.float8_folder import FORMS, save_quantised
 from tests.models.paged_driver import PagedDriver
@@ -47,6 +56,10 @@ def load(
     config = read_model(base, impl, adapter=adapter)
     model, _ = load_model(base, config, torch_backend(), device="cpu", dtype=dtype, max_model_len=MAX_LEN)
     return model
+
+
+def save_base(kind: str, folder: Path, **changes: Any) -> None:
+    save_tiny(kind, folder, **two_layers(kind), **changes)
 
 
 def generate(model: Model) -> Generated:
@@ -70,7 +83,7 @@ def assert_merged(generated: Generated, merged: Path, base: Path) -> None:
 )
 def test_answers_are_those_of_the_merged_model(kind: str, impl: ModelImpl, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_tiny(kind, base)
+    save_base(kind, base)
     adapter, merged = save_both(base, tmp_path, inputs_first=kind == "gpt2")
     assert_merged(generate(load(base, adapter, impl)), merged, base)
 
@@ -80,7 +93,7 @@ def test_a_start_says_what_is_merged_into_what(
     impl: ModelImpl, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     adapter = save_adapter(tmp_path / "adapter", lora_of(QUERIES, 64, 64), "owner/base")
     with caplog.at_level(logging.INFO, "quire.engine"):
         load(base, adapter, impl)
@@ -91,7 +104,7 @@ def test_a_start_says_what_is_merged_into_what(
 def test_experts_that_files_have_apart_are_changed_one_by_one(kind: str, tmp_path: Path) -> None:
     """By the names that they had when they were modules, as older versions of peft wrote them."""
     base = tmp_path / "base"
-    save_tiny(kind, base)
+    save_base(kind, base)
     adapter, merged = save_both(base, tmp_path)
     assert any(
         "experts.3" in name for name in open_weights(adapter / "adapter_model.safetensors").offset_keys()
@@ -105,7 +118,7 @@ def test_experts_that_files_have_apart_are_changed_one_by_one(kind: str, tmp_pat
 )
 def test_ranks_add_their_shares(kind: str, impl: ModelImpl, ranks: int, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_tiny(kind, base)
+    save_base(kind, base)
     adapter, merged = save_both(base, tmp_path, inputs_first=kind == "gpt2")
     for generated in generate_divided(base, read_model(base, impl, adapter=adapter).of_rank(ranks), ranks):
         assert_merged(generated, merged, base)
@@ -155,7 +168,7 @@ def test_products_are_scaled_as_peft_scales_them(
     fields: dict[str, Any], rank: int, scale: float, tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     tensors, delta = scaled(QUERIES, 64, 64, scale, rank)
     adapter = save_adapter(tmp_path / "adapter", tensors, **fields)
     (read,) = merged_of(base, adapter).values()
@@ -184,7 +197,7 @@ def test_parts_are_those_of_the_whole(
 ) -> None:
     """However few numbers are computed at once, and whichever dimension is divided."""
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     name = "model.layers.0.mlp.down_proj"  # [64, 96]
     tensors = lora_of(name, *((96, 64) if inputs_first else (64, 96)))
     if dora:
@@ -201,7 +214,7 @@ def test_parts_are_those_of_the_whole(
 @pytest.mark.parametrize("inputs_first", [False, True])
 def test_dora_gives_outputs_lengths_of_their_own(inputs_first: bool, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     name = "model.layers.0.mlp.down_proj"
     outputs, inputs = (96, 64) if inputs_first else (64, 96)
     tensors, lengths = lora_of(name, outputs, inputs), drawn(outputs).abs()
@@ -220,7 +233,7 @@ def test_dora_gives_outputs_lengths_of_their_own(inputs_first: bool, tmp_path: P
 def test_sums_are_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
     """And not the base model's weights before."""
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     tensors = lora_of(QUERIES, 64, 64)
     adapter = save_adapter(tmp_path / "adapter", tensors)
     weight, delta = weights(base)[f"{QUERIES}.weight"], delta_of(tensors, QUERIES)
@@ -234,7 +247,7 @@ def test_sums_are_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("impl", BOTH)
 def test_biases_are_replaced_and_added_to(impl: ModelImpl, tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_tiny("gpt2", base)
+    save_base("gpt2", base)
     attention, norm = "transformer.h.0.attn.c_attn", "transformer.ln_f"
     up = "transformer.h.1.mlp.c_fc"
     tensors = {
@@ -312,7 +325,7 @@ def test_weights_that_are_tied_are_changed_as_they_were_trained(
     """Of which an adapter changes one, or both, each in its way."""
     tensors, fields, of_embedding, of_head = ENDS[case]
     base = tmp_path / "base"
-    save_tiny("llama", base, tie_word_embeddings=True)
+    save_base("llama", base, tie_word_embeddings=True)
     adapter = save_adapter(tmp_path / "adapter", tensors, **fields)
     tied = weights(base)[f"{EMBEDDING}.weight"]
     changed = {f"{EMBEDDING}.weight": of_embedding(tied), f"{HEAD}.weight": of_head(tied)}
@@ -325,7 +338,7 @@ def test_weights_that_are_tied_are_changed_as_they_were_trained(
 def test_weights_that_are_not_tied_are_changed_apart(case: str, impl: ModelImpl, tmp_path: Path) -> None:
     tensors, fields, of_embedding, of_head = ENDS[case]
     base = tmp_path / "base"
-    save_tiny("llama", base, tie_word_embeddings=False)
+    save_base("llama", base, tie_word_embeddings=False)
     adapter = save_adapter(tmp_path / "adapter", tensors, **fields)
     held = weights(base)
     changed = {
@@ -341,7 +354,7 @@ def test_weights_that_are_not_tied_are_changed_apart(case: str, impl: ModelImpl,
 def test_ranks_have_their_shares_of_tied_weights(case: str, impl: ModelImpl, tmp_path: Path) -> None:
     tensors, fields, of_embedding, of_head = ENDS[case]
     base = tmp_path / "base"
-    save_tiny("llama", base, tie_word_embeddings=True)
+    save_base("llama", base, tie_word_embeddings=True)
     adapter = save_adapter(tmp_path / "adapter", tensors, **fields)
     tied = weights(base)[f"{EMBEDDING}.weight"]
     changed = {f"{EMBEDDING}.weight": of_embedding(tied), f"{HEAD}.weight": of_head(tied)}
@@ -374,8 +387,8 @@ def test_names_of_a_model_for_images_may_be_older_ones(prefix: str, tmp_path: Pa
 
 def test_norms_may_be_saved_whole(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    save_tiny("llama", base)
-    tensors = {"model.norm.weight": drawn(64), "model.layers.2.input_layernorm.weight": drawn(64)}
+    save_base("llama", base)
+    tensors = {"model.norm.weight": drawn(64), "model.layers.1.input_layernorm.weight": drawn(64)}
     adapter = save_adapter(tmp_path / "adapter", tensors, modules_to_save=["norm", "input_layernorm"])
     assert_merged(generate(load(base, adapter)), save_changed(base, tmp_path / "merged", tensors), base)
 
@@ -384,7 +397,7 @@ def test_norms_may_be_saved_whole(tmp_path: Path) -> None:
 def test_names_may_be_those_of_a_model_without_a_head(impl: ModelImpl, tmp_path: Path) -> None:
     """As of an adapter that was trained for vectors; older files name the adapter in each tensor's."""
     base = tmp_path / "base"
-    save_tiny("llama", base)
+    save_base("llama", base)
     tensors = lora_of(QUERIES, 64, 64)
     named = {
         name.removeprefix("model.").replace(".lora_A.", ".lora_A.default."): each
