@@ -63,7 +63,8 @@ def opened(url: str, picture: Path | None = None) -> Iterator[Page]:
     """Open a page in a Chromium of its own. Take a picture of it at the end, if one is wanted."""
     from playwright.sync_api import sync_playwright
 
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    browsers = ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell")
+    path = next(filter(None, map(shutil.which, browsers)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})

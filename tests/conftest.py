@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-import transformers
 from hypothesis import HealthCheck, settings
 
 from tests.engine.nightly import NIGHTLY
@@ -51,6 +50,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """name in MODELS -> its folder; every parameter is random, biases and norms too."""
+    import transformers  # 3 s; the process that only hands tests to others comes here, too, while they wait
+
     folders: dict[str, Path] = {}
 
     def folder_of(name: str) -> Path:

@@ -119,7 +119,8 @@ def test_open_webui_in_a_browser(open_webui: OpenWebUI) -> None:
         open_webui.post(
             "/api/v1/models/create", id=model, name=model, meta={"toolIds": ["weather"]}, params={}
         )
-    path = shutil.which("chromium") or shutil.which("google-chrome")
+    browsers = ("chromium", "google-chrome", "chromium-headless-shell")
+    path = next(filter(None, map(shutil.which, browsers)), None)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         for model in MODELS:

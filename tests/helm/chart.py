@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,8 +32,10 @@ Manifest = dict[str, Any]
 
 
 def helm(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).parent / name
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    command = [Path(sys.executable).parent / name, *arguments]
+    # It ends with all its memory, 50 MB; to collect garbage before is a fifth of its time.
+    environment = {**os.environ, "GOGC": "off"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @functools.cache

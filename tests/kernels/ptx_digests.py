@@ -121,6 +121,8 @@ def main() -> int:
     changed = sorted(name for name, digest in before.items() if found.get(name) != digest)
     for name in changed:
         print(f"{'gone' if name not in found else 'changed'}: {name}")
+    if changed and not arguments.write:
+        print("is this meant? then: make ptx WRITE=--write")
     unknown = len(found.keys() - before.keys())
     print(f"{len(found)} compiled, {len(changed)} not as in {FILE.name}, {unknown} not there")
     if not arguments.write:

@@ -5,14 +5,11 @@ Each rank's kernels see its own buffers and everybody's addresses, as they do wi
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from apart import run_apart
 from paged import HAS_GPU
 from torch import Tensor
 
@@ -197,15 +194,11 @@ for dtype in ("bf16", "fp32"):
 """
 
 
-def test_compiled_kernels_send_and_look_in_whole_vectors():
+def test_compiled_kernels_send_and_look_in_whole_vectors(tmp_path):
     """As they are on sm_90: 16 bytes a store to a peer and a look, and early reads as declared."""
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    environment.pop("TRITON_INTERPRET", None)
-    out = subprocess.run(
-        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
-    )
-    assert out.returncode == 0, out.stderr[-2000:]
-    for line in out.stdout.splitlines():
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+    for line in run_apart(script).splitlines():
         name, _, ranks, stores, looks, narrow, early = line.split()
         assert int(stores) >= int(ranks) and int(looks) >= int(ranks), line
         assert narrow == "0", line

@@ -6,13 +6,11 @@ Compiling needs the kernels outside the interpreter, so it has a process of its 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+from apart import run_apart
 from compiled import Case, compiled_for, shared_bytes, spilled_bytes
 from gpus import GPUS
 from made_once import made_once
@@ -82,23 +80,10 @@ def described() -> dict[str, Any]:
     return found
 
 
-def compiled_apart() -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    script = subprocess.run(
-        [sys.executable, __file__],
-        check=True,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-        text=True,
-    )
-    return script.stdout
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    variants: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "compiled_delta_rule", compiled_apart)
+    compile_all = partial(run_apart, __file__)
+    variants: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "compiled_delta_rule", compile_all)
     return variants
 
 

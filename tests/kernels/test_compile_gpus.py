@@ -9,17 +9,15 @@ each kernel is compiled down to machine code.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import triton.language as tl
+from apart import run_apart
 from compiled import Case, compiled_for, shared_bytes
 from gpus import GPUS
 from made_once import made_once
@@ -339,17 +337,7 @@ def compiled_apart(function: Callable[..., Any], *arguments: int) -> str:
 
     So several tests share what takes minutes in all.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    script = subprocess.run(
-        [sys.executable, __file__, function.__name__, *map(str, arguments)],
-        check=True,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-        text=True,
-    )
-    return script.stdout
+    return run_apart(__file__, function.__name__, *map(str, arguments))
 
 
 @pytest.fixture(scope="module")

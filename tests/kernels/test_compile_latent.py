@@ -7,15 +7,13 @@ Compiling needs the kernels outside the interpreter, so it has a process of its 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 from compiled import Case, shared_bytes, ttgir_of
 from gpus import GPUS
 from made_once import made_once
@@ -121,7 +119,7 @@ def instructions() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = made_once(tmp_path_factory, "compiled_latent", apart)
+    found: dict[str, Any] = made_once(tmp_path_factory, "compiled_latent", partial(run_apart, __file__))
     return found
 
 
@@ -137,20 +135,6 @@ def test_by_matrix_products(compiled: dict[str, Any]) -> None:
     few = [name for name in found if name.endswith("decodes, 16 heads in bf16")]
     assert len(few) == 2 and len(found) == len(KERNELS) * len(HEADS) + len(SIZES) + len(INDEX_HEADS)
     assert found == {name: "mma" if name in few else "wgmma" for name in found}
-
-
-def apart() -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    script = subprocess.run(
-        [sys.executable, __file__],
-        check=True,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-        text=True,
-    )
-    return script.stdout
 
 
 if __name__ == "__main__":

@@ -4,16 +4,14 @@ Compiling needs the kernels outside the interpreter, so it has a process of its 
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
+from apart import run_apart
 from compiled import Case, compiled_for, spilled_bytes
 from early_reads import read_early
 from made_once import made_once
@@ -931,22 +929,9 @@ def writes_unwaited(lines: list[str]) -> bool:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    variants: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "compiled_for_sm90", compiled_apart)
+    compile_all = partial(run_apart, __file__)
+    variants: dict[str, dict[str, Any]] = made_once(tmp_path_factory, "compiled_for_sm90", compile_all)
     return variants
-
-
-def compiled_apart() -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    script = subprocess.run(
-        [sys.executable, __file__],
-        check=True,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-        text=True,
-    )
-    return script.stdout
 
 
 def test_serving_variants_fit(found: dict[str, dict[str, Any]]) -> None:

@@ -6,15 +6,13 @@ Compiling needs the kernels outside the interpreter, so it has a process of its 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from apart import run_apart
 from compiled import Case, compiled_for, shared_bytes, spilled_bytes
 from early_reads import read_early
 from gpus import GPUS
@@ -90,7 +88,7 @@ def on_hopper() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    found: dict[str, Any] = made_once(tmp_path_factory, "compiled_state_space", apart)
+    found: dict[str, Any] = made_once(tmp_path_factory, "compiled_state_space", partial(run_apart, __file__))
     return found
 
 
@@ -121,20 +119,6 @@ def test_on_hopper_chunks_are_multiplied_by_warpgroups_and_loaded_ahead(compiled
 def test_decodes_read_nothing_before_they_wait(compiled: dict[str, Any]) -> None:
     """Kernels just ahead may make any of a layer's tensors: even A is made of a weight."""
     assert not any(found["early"] for found in compiled["hopper"].values())
-
-
-def apart() -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    script = subprocess.run(
-        [sys.executable, __file__],
-        check=True,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-        text=True,
-    )
-    return script.stdout
 
 
 if __name__ == "__main__":

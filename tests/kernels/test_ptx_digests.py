@@ -6,13 +6,11 @@ Who changes a kernel sees here that its PTX is another, and writes the new diges
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import triton
+from apart import run_apart
 
 SCRIPT = Path(__file__).with_name("ptx_digests.py")
 WRITTEN = json.loads(SCRIPT.with_suffix(".json").read_text())
@@ -21,14 +19,4 @@ FEW = ("90 decode_16", "80 split_output", "80 one_shot_sum", "80 two_shot_sum")
 
 @pytest.mark.skipif(WRITTEN["triton"] != triton.__version__, reason="another Triton's PTX")
 def test_kernels_are_those_that_were_written_down() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *FEW],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=root,
-        env=environment | {"PYTHONPATH": str(root)},
-    )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nis this meant? then: make ptx WRITE=--write"
+    run_apart(SCRIPT, *FEW)
