@@ -1,10 +1,10 @@
-"""Times a layer's experts: `python -m quire.loadtest.gpu_experts [--json PATH] [--tiles]`.
+"""Times a layer's experts: `python -m quire.loadtest.gpu_experts [--json PATH] [--tiles] [--pieces]`.
 
 Needs a CUDA device. Layers are as Qwen3-30B-A3B, Mixtral-8x7B and gpt-oss-20b have them, with random
 routers, in CUDA graphs: which experts are chosen, and their products; beside torch's `grouped_mm` with what
 it needs around it. The bound is the longer of two: reading the weights of the experts that are asked at the
 rate of a large copy, and the products' arithmetic at the rate of a large product, both measured in the same
-process. `--tiles` tries other tiles of the grouped products, too.
+process. `--tiles` tries other tiles of the grouped products, too, and `--pieces` other pieces of few tokens'.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.experts.experts import experts, experts_reference
-from quire.kernels.experts.few import few_experts
+from quire.kernels.experts.few import Pieces, few_experts, pieces_of
 from quire.kernels.experts.gating import gated_reference
 from quire.kernels.experts.grouped import Tile, Tiles, grouped_experts, tiles_of
 from quire.kernels.experts.routing import Divisor, Routing, route
@@ -33,6 +33,7 @@ from quire.loadtest.offline.roofline import Ceilings, measure_ceilings
 
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 1024, 8192)
 ROUNDS = 7
+PIECES = (256, 512, 1024, 2048)
 MOST_BYTES = 12e9  # of layers with weights of their own
 
 
@@ -108,7 +109,14 @@ def bound(shape: Shape, index: Tensor, ceilings: Ceilings) -> float:
 
 
 def measure(
-    name: str, shape: Shape, tokens: int, layers: list[Experts], ceilings: Ceilings, *, tiles: bool
+    name: str,
+    shape: Shape,
+    tokens: int,
+    layers: list[Experts],
+    ceilings: Ceilings,
+    *,
+    tiles: bool,
+    pieces: bool,
 ) -> Timing:
     x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
     logits = [torch.randn(tokens, shape.count, device="cuda", dtype=torch.bfloat16) for _ in layers]
@@ -130,6 +138,8 @@ def measure(
     grouped, torchs, ours = seconds(grouped_experts), seconds(by_torch), seconds(experts)
     if tiles and tokens > 1:
         try_tiles(tokens, shape, partial(seconds, routes=False))
+    if pieces and few is not None:
+        try_pieces(shape, seconds)
     few_rows = slice(0, min(tokens, 64))
     result = experts(x, index, weights, layers[0])[few_rows].float()
     exact = experts_reference(
@@ -172,10 +182,21 @@ def try_tiles(tokens: int, shape: Shape, seconds: Callable[[Callable[..., Tensor
             print(f"  {part:5} {1e6 * time:9.1f} µs {tile}", flush=True)
 
 
+def try_pieces(shape: Shape, seconds: Callable[[Callable[..., Tensor]], float]) -> None:
+    """Print how long each pair of pieces takes in which few tokens' weights may be read."""
+    usual = pieces_of(shape.hidden, shape.inner)
+    sizes = {Pieces(up, usual.down) for up in PIECES if up < 2 * shape.hidden}
+    sizes |= {Pieces(usual.up, down) for down in PIECES if down < 2 * shape.inner}
+    for each in sorted(sizes, key=lambda each: (each.up, each.down)):
+        microseconds = 1e6 * seconds(partial(few_experts, pieces=each))
+        print(f"  up {each.up:5} down {each.down:5} {microseconds:9.1f} µs", flush=True)
+
+
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--json", type=Path, help="also write the timings to this file")
     parser.add_argument("--tiles", action="store_true", help="try other tiles")
+    parser.add_argument("--pieces", action="store_true", help="try other pieces of few tokens' weights")
     parser.add_argument("--models", default=",".join(SHAPES), help=f"some of {', '.join(SHAPES)}")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="how many tokens, with commas")
     arguments = parse_for_cuda(parser)
@@ -191,7 +212,9 @@ def main() -> None:
             layer_bytes = 6 * shape.count * shape.hidden * shape.inner
             layers = [random_experts(shape) for _ in range(max(int(MOST_BYTES // layer_bytes), 2))]
             for tokens in map(int, arguments.tokens.split(",")):
-                timing = measure(name, shape, tokens, layers, ceilings, tiles=arguments.tiles)
+                timing = measure(
+                    name, shape, tokens, layers, ceilings, tiles=arguments.tiles, pieces=arguments.pieces
+                )
                 timings.append(timing)
                 few = "-" if timing.few_microseconds is None else f"{timing.few_microseconds:.1f}"
                 print(

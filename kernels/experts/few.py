@@ -5,6 +5,8 @@ Which experts are asked decides what is read, so tokens that share one have it r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -15,35 +17,54 @@ from quire.kernels.experts.gating import gated
 from quire.kernels.experts.weights import Experts
 from quire.kernels.launch import dependent_launch
 
-CHUNK = 2048  # columns of a weight that a program holds at once
-HELD = 8  # elements of a row that a thread holds
+HELD = 8  # elements of a row that a thread reads at a time
 
 
-def few_experts(x: Tensor, index: Tensor, weights: Tensor, experts: Experts) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Columns of a weight that a program reads at a time: of gates and up projections, and of down."""
+
+    up: int
+    down: int
+
+
+def few_experts(
+    x: Tensor, index: Tensor, weights: Tensor, experts: Experts, pieces: Pieces | None = None
+) -> Tensor:
     """Compute as `experts.experts` does."""
     tokens, top = index.shape
+    pieces = pieces or pieces_of(experts.hidden, experts.inner)
     inner = torch.empty(tokens * top, experts.inner, dtype=x.dtype, device=x.device)
-    chunk = min(CHUNK, triton.next_power_of_2(experts.hidden))
     _up_kernel[(experts.inner, tokens * top)](
         inner, x, index, experts.gate_up, experts.gate_up_bias,
         x.stride(0), experts.gate_up.stride(0), experts.gate_up.stride(1), experts.alpha, experts.limit,
-        TOP=top, INNER=experts.inner, COLUMNS=experts.hidden, CHUNK=chunk,
+        TOP=top, INNER=experts.inner, COLUMNS=experts.hidden, CHUNK=pieces.up,
         INTERLEAVED=experts.interleaved, ACTIVATION=experts.activation,
-        num_warps=_warps(chunk), **dependent_launch(x.device),
+        num_warps=warps_of(pieces.up), **dependent_launch(x.device),
     )  # fmt: skip
     out = torch.empty(tokens, experts.hidden, dtype=x.dtype, device=x.device)
-    chunk = min(CHUNK, triton.next_power_of_2(experts.inner))
     _down_kernel[(experts.hidden, tokens)](
         out, inner, index, weights, experts.down, experts.down_bias,
         experts.down.stride(0), experts.down.stride(1),
-        TOP=top, OUTPUTS=experts.hidden, COLUMNS=experts.inner, CHUNK=chunk,
-        num_warps=_warps(chunk), **dependent_launch(x.device),
+        TOP=top, OUTPUTS=experts.hidden, COLUMNS=experts.inner, CHUNK=pieces.down,
+        num_warps=warps_of(pieces.down), **dependent_launch(x.device),
     )  # fmt: skip
     return out
 
 
-def _warps(chunk: int) -> int:
-    return max(chunk // (32 * HELD), 1)
+def pieces_of(hidden: int, inner: int) -> Pieces:
+    """Return those of experts [2I, H] and [H, I], as measured on an H200 (loadtest/results/few-experts.json).
+
+    Down asks for a piece of each of a token's experts at once. A last piece that ends beyond the row leaves
+    threads with nothing to do.
+    """
+    down = 256 if inner <= 8192 else 2048
+    return Pieces(min(1024, triton.next_power_of_2(hidden)), min(down, triton.next_power_of_2(inner)))
+
+
+def warps_of(piece: int) -> int:
+    """Return how many warps read a piece of so many columns at once."""
+    return max(piece // (32 * HELD), 1)
 
 
 @triton.jit

@@ -762,8 +762,9 @@ def experts_variants() -> dict[str, Case]:
         found[f"down_{tiles.down.rows}"] = (grouped._down_kernel, sizes | constants, options)
         sizes = biased_shape | {"HIDDEN": 2880, "COLUMNS": 2880}
         found["down_biased"] = (grouped._down_kernel, sizes | constants, options)
-    few_up = {"TOP": 8, "INNER": 768, "COLUMNS": 2048, "CHUNK": 2048}
-    few_down = {"TOP": 8, "OUTPUTS": 2048, "COLUMNS": 768, "CHUNK": 1024, "bias_ptr": None}
+    pieces = few.pieces_of(2048, 768)
+    few_up = {"TOP": 8, "INNER": 768, "COLUMNS": 2048, "CHUNK": pieces.up}
+    few_down = {"TOP": 8, "OUTPUTS": 2048, "COLUMNS": 768, "CHUNK": pieces.down, "bias_ptr": None}
     sorted_by = {"BLOCK": 128, "EXPERTS": 128}
     placed = sorted_by | {"COUNTED": groups.COUNTED}
     routed = {"TOP": 8, "TOP_PADDED": 8, "NORMALIZED": True}
@@ -772,9 +773,9 @@ def experts_variants() -> dict[str, Case]:
     sigmoid = routed | {"EXPERTS": 256, "SIZE": 32, "SIZE_PADDED": 32, "GROUPS": 8, "GROUPS_PADDED": 8}
     sigmoid |= {"KEPT": 4, "TWO": True, "SIGMOID": True, "BY_LOGITS": False}
     found |= {
-        "few_up": (few._up_kernel, silu | few_up, {"num_warps": 8}),
-        "few_up_biased": (few._up_kernel, clamped | few_up, {"num_warps": 8}),
-        "few_down": (few._down_kernel, few_down, {"num_warps": 4}),
+        "few_up": (few._up_kernel, silu | few_up, {"num_warps": few.warps_of(pieces.up)}),
+        "few_up_biased": (few._up_kernel, clamped | few_up, {"num_warps": few.warps_of(pieces.up)}),
+        "few_down": (few._down_kernel, few_down, {"num_warps": few.warps_of(pieces.down)}),
         "combine": (grouped._combine_kernel, {"HIDDEN": 2048, "TOP": 8, "BLOCK": 1024}, {"num_warps": 4}),
         "count": (groups._count_kernel, sorted_by, {"num_warps": 4}),
         "place": (groups._place_kernel, placed | {"ALONE": False}, {"num_warps": 4}),

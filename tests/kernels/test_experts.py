@@ -10,7 +10,7 @@ import torch
 from paged import TOLERANCE
 
 from quire.kernels.experts.experts import experts, experts_reference
-from quire.kernels.experts.few import few_experts
+from quire.kernels.experts.few import Pieces, few_experts
 from quire.kernels.experts.grouped import EXACT, TILES, Tile, Tiles, grouped_experts, tiles_of
 from quire.kernels.experts.groups import group
 from quire.kernels.experts.weights import Experts
@@ -70,6 +70,14 @@ def doubled(found: Experts) -> Experts:
     names = ("gate_up", "down", "gate_up_bias", "down_bias")
     parts = {name: getattr(found, name) for name in names}
     return replace(found, **{name: part.double() for name, part in parts.items() if part is not None})
+
+
+def test_rows_of_several_pieces_equal_the_reference(device, dtype):
+    found = made(device, dtype, biased=True)
+    x, index, weights = asked(3, device, dtype)
+    expected = experts_reference(x.double(), index, weights.double(), doubled(found)).to(dtype)
+    result = few_experts(x, index, weights, found, Pieces(up=16, down=8))
+    torch.testing.assert_close(result, expected, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
