@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,6 +29,12 @@ class LayerShape:
     gated: bool
     plain: bool = True
     chunked: bool = False
+
+    @property
+    def of_kv_head(self) -> LayerShape:
+        """Return the layer with one of its KV heads, and the query heads that this serves."""
+        cache = replace(self.cache, heads=1, index=0)
+        return replace(self, num_heads=self.group, cache=cache)
 
     @property
     def group(self) -> int:

@@ -46,11 +46,7 @@ def attend_to_chosen(
     layer's.
     """
     size = cache.block_size
-    none = batch.decode.rows[:0]
-    decode = replace(batch.decode, rows=none, context_lens=none, order=none, shared=None)
-    nobody = PrefillBatch(decode.block_tables, none, none.new_zeros(1), none, 1)
-    writing = replace(batch, decode=decode, prefill=nobody, newest=None)
-    out = whole(plan(writing.shape(size))(qkv, writing, layer, cache))
+    out = write_alone(qkv, batch, layer, cache, plan)
     numbers = cache.kv.shape[1] * cache.kv_heads * cache.head_dim
     picked = F.pad(chosen.positions, (0, -chosen.positions.shape[1] % size))
     at_once = max(MOST_BYTES // (picked.shape[1] * numbers * cache.kv.element_size()), 1)
@@ -61,9 +57,24 @@ def attend_to_chosen(
         first = torch.arange(picked.shape[1], device=picked.device)
         positions = torch.where((seen > chosen.most)[:, None], picked[part], first)
         brought = _brought(cache, batch.decode.block_tables, rows[part], positions, counts)
-        step = _step(batch, part, counts, picked.shape[1] // size, latent=bool(cache.latent))
+        step = step_of_rows(batch, part, counts, picked.shape[1] // size, latent=bool(cache.latent))
         out[part] = whole(plan(step.shape(size))(qkv[part], step, layer, brought))
     return out
+
+
+def write_alone(
+    qkv: Tensor,
+    batch: ForwardBatch,
+    layer: AttentionLayer,
+    cache: LayerCache,
+    plan: Callable[[StepShape], Attend],
+) -> Tensor:
+    """Write the keys and values of all tokens, of which none attends to any yet -> room for [T, Hq Dv]."""
+    none = batch.decode.rows[:0]
+    decode = replace(batch.decode, rows=none, context_lens=none, order=none, shared=None)
+    nobody = PrefillBatch(decode.block_tables, none, none.new_zeros(1), none, 1)
+    writing = replace(batch, decode=decode, prefill=nobody, newest=None)
+    return whole(plan(writing.shape(cache.block_size))(qkv, writing, layer, cache))
 
 
 def _brought(
@@ -79,27 +90,31 @@ def _brought(
     return replace(cache, kv=kv, index=None)
 
 
-def _step(batch: ForwardBatch, part: slice, counts: Tensor, blocks: int, *, latent: bool) -> ForwardBatch:
-    """Return a step of some tokens, each of a row of its own, that writes nothing.
+def step_of_rows(
+    batch: ForwardBatch, part: slice, counts: Tensor, blocks: int, *, latent: bool
+) -> ForwardBatch:
+    """Return a step of some tokens, each of as many rows of its own as it has counts, that writes nothing.
 
-    To latents they attend as decodes; those to heads may be given their newest key by a kernel that writes
-    it, so there they are prompts of one token, which read all that they see.
+    counts: of what each row sees, in so many blocks. To latents they attend as decodes; those to heads may be
+    given their newest key by a kernel that writes it, so there they are prompts of one token, which read all
+    that they see.
     """
-    tokens = len(counts)
-    rows = torch.arange(tokens, dtype=torch.int32, device=counts.device)
-    tables = torch.arange(tokens * blocks, dtype=torch.int32, device=counts.device).view(tokens, blocks)
+    count = len(counts)
+    of_token = count // len(batch.positions[part])
+    rows = torch.arange(count, dtype=torch.int32, device=counts.device)
+    tables = torch.arange(count * blocks, dtype=torch.int32, device=counts.device).view(count, blocks)
     workspace = batch.decode.workspace
     if isinstance(workspace, DecodeGather):  # which knows the rows of the step
         workspace = DecodeGather()
     decodes = slice(None) if latent else slice(0)
     prefill = None
     if not latent:
-        starts = torch.arange(tokens + 1, dtype=torch.int32, device=counts.device)
+        starts = torch.arange(count + 1, dtype=torch.int32, device=counts.device)
         prefill = PrefillBatch(tables, rows, starts, counts, 1)
     return ForwardBatch(
-        tokens=batch.tokens[part],
-        positions=batch.positions[part],
-        slots=torch.full_like(batch.slots[part], -1),
+        tokens=batch.tokens[part].repeat_interleave(of_token),
+        positions=batch.positions[part].repeat_interleave(of_token),
+        slots=torch.full_like(batch.slots[part], -1).repeat_interleave(of_token),
         decode=DecodeBatch(tables, rows[decodes], counts[decodes], rows[decodes], workspace),
         prefill=prefill,
     )

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.engine.device.block_size import in_blocks
 from quire.engine.models.general.attention import EVERY, Call, give
@@ -64,6 +65,7 @@ OF_WINDOWS = {"swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q
 OF_WINDOWS |= {"swa_kv_lora_rank": 20, "swa_head_dim": 32, "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 12}
 DELTA_NET = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 DELTA_NET |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}}
 # So that there is attention, or that sizes go together.
 OF_KIND: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_heads": 4},
@@ -74,6 +76,17 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_num_heads": 4, "linear_head_dim": 16},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
     "zaya": {"num_experts_per_tok": 1},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * (LAYERS // 2),
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        "index_n_heads": 2,
+        "index_block_size": 4,
+        "index_topk_blocks": 3,
+    },
+    "mistral4": {"head_dim": 16},
+    "step3p5": {"sliding_window": 7},
+    "paddleocr_vl_text": MROPE,
+    "ernie4_5_vl_moe_text": MROPE,
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128, "mamba_d_state": 16},
 }
 BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "no_rope_layers")
@@ -96,7 +109,7 @@ class Verdict:
 def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
     """Return the type's default configuration, its sizes made small, with every kind of layer it has.
 
-    changes: fields of a configuration of text alone, beside those.
+    changes: fields of a configuration of text alone, or of all of a model that does more, beside those.
     """
     make = CONFIG_MAPPING[kind]
     config = make()
@@ -106,6 +119,8 @@ def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
         with contextlib.suppress(Exception):  # it checks what it is given, or works out more from it
             return make(**_small(config))
     text = config.get_text_config(decoder=True)
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return _with_small_parts(make, config, changes)
     if kind in SEEING:
         config.vision_config = type(config.vision_config)(**_small(config.vision_config))
     for name, part in vars(config).items():
@@ -118,6 +133,17 @@ def tiny_config(kind: str, **changes: Any) -> PreTrainedConfig:
             with contextlib.suppress(AttributeError):  # it follows from others
                 setattr(part, name, value)
     return config
+
+
+def _with_small_parts(make: Any, config: PreTrainedConfig, changes: dict[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of a model that does more than text with all parts of it made small."""
+    text = config.get_text_config(decoder=True)
+    parts: dict[str, Any] = {}
+    for name, part in vars(config).items():
+        if isinstance(part, PreTrainedConfig):
+            small = type(part)(**_small(part)).to_dict() if part is text else _small(part)
+            parts[name] = small | {"model_type": part.model_type}
+    return make(**parts | changes)
 
 
 def _small(config: PreTrainedConfig, layers: int = LAYERS) -> dict[str, Any]:
@@ -143,6 +169,11 @@ def _small(config: PreTrainedConfig, layers: int = LAYERS) -> dict[str, Any]:
     if "kv_n_heads" in (fields.get("attn_config") or {}):
         small["attn_config"] = {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}
     rope = fields.get("rope_parameters")
+    if "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", ()):
+        rope = dict(rope or {"rope_type": "default", "rope_theta": 10_000.0})
+        third = int(16 * rope.get("partial_rotary_factor", 1.0)) // 6  # of time, height and width
+        rope = small["rope_parameters"] = rope | {"mrope_section": [0, third, third]}
+        rope["mrope_section"][0] = int(16 * rope.get("partial_rotary_factor", 1.0)) // 2 - 2 * third
     if isinstance(rope, dict) and "rope_type" in rope and rope.get("rope_theta") is None:
         small["rope_parameters"] = rope | {"rope_theta": 10_000.0}
     if rope == {} and fields.get("layer_types"):
@@ -209,11 +240,12 @@ class _Made:
 def _made(kind: str, by: str, changes: str) -> _Made:
     config = partial(tiny_config, kind, **json.loads(changes))
     torch.manual_seed(1)
+    auto = AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForMultimodalLM
     with torch.device("meta"):
-        count = AutoModelForCausalLM.from_config(config()).num_parameters()
+        count = auto.from_config(config()).num_parameters()
     if count > MOST_PARAMETERS:
         raise ValueError(f"it would have {count} parameters")
-    model = AutoModelForCausalLM.from_config(config(), attn_implementation=by, dtype=torch.float32).eval()
+    model = auto.from_config(config(), attn_implementation=by, dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(float(weight.mean().round()), 0.1)

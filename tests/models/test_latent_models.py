@@ -153,7 +153,14 @@ def prompt(at: int) -> list[int]:
     return [3 + (7 * place + at) % 90 for place in range(25)]
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v3", "glm_moe_dsa"])  # whose indexer chooses a third or fewer
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "deepseek_v3",
+        "glm_moe_dsa",  # whose indexer chooses a third or fewer
+        "minimax_m3_vl_text",  # as do those of each KV head, in blocks
+    ],
+)
 def test_all_that_an_engine_does_with_blocks(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from quire.engine.models.general.latent import latent_of
 from quire.engine.models.general.unsupported import UnsupportedAttention
 from quire.kernels.attention.batch import AttentionLayer
 from quire.kernels.attention.chosen import Chosen
+from quire.kernels.attention.chosen_by_head import ChosenByHead
 from quire.kernels.attention.latent.expansion import Expansion
 
 NAME = "quire"
@@ -29,7 +30,7 @@ _KNOWN = {
     "scaling", "sliding_window", "dropout", "is_causal", "position_ids", "use_cache", "cache_position",
     "output_attentions", "output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "softcap", "s_aux",
-    "alibi_slopes", "biased_keys", "indices",
+    "alibi_slopes", "biased_keys", "indices", "block_indices",
 }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ class Call:
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     expansion: Expansion | None = None
-    chosen: Chosen | None = None
+    chosen: Chosen | ChosenByHead | None = None
     biased: bool = False
 
     @property
@@ -100,7 +101,7 @@ class Attention(Protocol):
         """Return [T, Hq · D] of a projection [T, (Hq + 2 Hkv) D], neither normed nor rotated yet."""
 
     def choose(self, layer: int, indexer: Indexer) -> Any:
-        """Return what a layer's indexer chooses, Chosen or EVERY."""
+        """Return what a layer's indexer chooses, Chosen, ChosenByHead or EVERY."""
 
 
 def give(model: nn.Module, attention: Attention) -> None:
@@ -124,8 +125,8 @@ def attend(
     unknown = sorted(said.keys() - _KNOWN)
     if unknown:
         raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}, which no kernel here does")
-    chosen = said.get("indices")
-    if chosen is not None and not isinstance(chosen, Chosen):
+    chosen = said.get("indices", said.get("block_indices"))
+    if chosen is not None and not isinstance(chosen, Chosen | ChosenByHead):
         raise UnsupportedAttention("how it chooses tokens is not known")
     causal = getattr(module, "is_causal", True) or getattr(module, "is_decoder", False)
     if given.get("is_causal") is False or not causal:
@@ -178,7 +179,8 @@ def _spread(call: Call) -> Call:
     k, v = (part.repeat_interleave(copies, 0) for part in (call.k, call.v))
     q = filled(call.q)
     assert q is not None
-    return replace(call, q=q, k=k, v=v, sinks=filled(call.sinks), slopes=filled(call.slopes))
+    chosen = call.chosen.repeated(copies) if isinstance(call.chosen, ChosenByHead) else call.chosen
+    return replace(call, q=q, k=k, v=v, sinks=filled(call.sinks), slopes=filled(call.slopes), chosen=chosen)
 
 
 ALL_ATTENTION_FUNCTIONS.register(NAME, attend)

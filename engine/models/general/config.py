@@ -30,6 +30,8 @@ _MASKS = {  # by which functions of transformers' a model's code masks what such
     WINDOWED: {"create_sliding_window_causal_mask", "create_masks_for_generate"},
     CHUNKED: {"create_chunked_causal_mask", "create_masks_for_generate"},
 }
+# Of layers that see all that came before: beside states (hybrid), or as far as an indexer chooses it.
+_ALL_SEEN = ("full_attention", "hybrid", "indexed_attention", "minimax_m3_sparse")
 _KEEP_NOTHING = ("mlp", "moe")
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "seq_length")
 _TRAINED = 2048  # positions of BLOOM, which no field of its configuration tells
@@ -216,7 +218,7 @@ def _window(
     """
     kinds = getattr(config, "layer_types", None)
     of_layer = WINDOWED if kinds is None else kinds[layer]
-    if of_layer in ("full_attention", "indexed_attention", "hybrid"):  # hybrid: beside states
+    if of_layer in _ALL_SEEN:
         window = 0
     elif of_layer in _MASKS:
         name = "sliding_window" if of_layer == WINDOWED else "attention_chunk_size"

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from quire.engine.models.general.attention import EVERY, attend
-from quire.engine.models.general.index_parts import IndexParts, Kind
-from quire.engine.models.general.indexer import Indexer, Keys
+from quire.engine.models.general.attention import attend
 from quire.engine.models.general.unsupported import UnsupportedAttention
 
 
@@ -25,7 +23,7 @@ def _attended(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     return attend(module, q, k, v, mask, **asked)[0]
 
 
-def _refuse(**given: Tensor | None) -> None:
+def refuse(**given: Tensor | None) -> None:
     """Raise UnsupportedAttention for what these functions do not take."""
     names = [name for name, value in given.items() if value is not None]
     if names:
@@ -81,7 +79,7 @@ def bert(
     **given: object,
 ) -> tuple[Tensor, None]:
     """Return what is attended before the output's projection."""
-    _refuse(encoder_hidden_states=encoder_hidden_states)
+    refuse(encoder_hidden_states=encoder_hidden_states)
     q, k, v = _bert_heads(self, hidden_states)
     scale = self.attention_head_size**-0.5
     causal = getattr(self, "is_decoder", True)
@@ -104,7 +102,7 @@ def roformer(
     *_: object,
     **given: object,
 ) -> tuple[Tensor, None]:
-    _refuse(encoder_hidden_states=encoder_hidden_states)
+    refuse(encoder_hidden_states=encoder_hidden_states)
     q, k, v = _bert_heads(self, hidden_states)
     rotated = self.apply_rotary_position_embeddings(
         sinusoidal_pos, q, k, *((v,) if self.rotary_value else ())
@@ -124,7 +122,7 @@ def bart(
     attn_prompt: Tensor | None = None,
     **given: object,
 ) -> tuple[Tensor, None]:
-    _refuse(key_value_states=key_value_states, attn_prompt=attn_prompt)
+    refuse(key_value_states=key_value_states, attn_prompt=attn_prompt)
     shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
     q, k, v = (each(hidden_states).view(shape).transpose(1, 2) for each in projections)
@@ -226,7 +224,7 @@ def alibi_slopes(heads: int, device: torch.device) -> Tensor:
 def llama4(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
     """Compute as the model's own code does, which would count positions from a call's first token."""
     if self.use_rope or not self.attn_temperature_tuning:
-        attended: tuple[Tensor, None] = _theirs(self, hidden_states, **given)
+        attended: tuple[Tensor, None] = theirs(self, hidden_states, **given)
         return attended
     steps = torch.floor((self.positions.float() + 1.0) / self.floor_scale)
     scales = (torch.log1p(steps) * self.attn_scale + 1.0)[..., None, None]
@@ -240,44 +238,10 @@ def llama4(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None
 def llama4_layer(self: Any, hidden_states: Tensor, *, position_ids: Tensor, **given: Any) -> Tensor:
     """Tell the layer's attention where its tokens stand."""
     self.self_attn.positions = position_ids
-    out: Tensor = _theirs(self, hidden_states, position_ids=position_ids, **given)
+    out: Tensor = theirs(self, hidden_states, position_ids=position_ids, **given)
     return out
 
 
-# -- attention to the tokens that an indexer chooses ---------------------------------------------------------
-
-
-def indexed(self: Any, *others: Any, attention_mask: Tensor | None = None, **given: Any) -> Any:
-    _refuse(attention_mask=attention_mask)
-    return _theirs(self, *others, attention_mask=EVERY, **given)
-
-
-def index(
-    self: Any,
-    hidden_states: Tensor,
-    q_resid: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    *_: object,
-    **given: object,
-) -> Any:
-    """Return what the layer's attention has the module's own code choose."""
-
-    def run(tokens: slice, rows: int, seen: Tensor, keys: Keys) -> Any:
-        def part(each: Tensor) -> Tensor:
-            return each[0, tokens].unflatten(0, (rows, -1))
-
-        angles = tuple(map(part, position_embeddings))
-        return _theirs(self, part(hidden_states), part(q_resid), angles, seen, None, past_key_values=keys)
-
-    kind: Kind | None = getattr(self, "quire_kind", None)
-    parts = None
-    if kind is not None:
-        cos, sin = position_embeddings
-        parts = IndexParts(kind, self, hidden_states[0], q_resid[0], cos[0], sin[0])
-    indexer = Indexer(run, self.n_heads, self.head_dim, self.index_topk, parts)
-    return self.quire.choose(self.layer_idx, indexer)
-
-
-def _theirs(module: Any, *others: Any, **given: Any) -> Any:
+def theirs(module: Any, *others: Any, **given: Any) -> Any:
     """Call the forward that a module had before."""
     return super(type(module), module).forward(*others, **given)

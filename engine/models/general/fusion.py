@@ -205,6 +205,9 @@ def _attention(
         if (len(layer.call.q), len(layer.call.k)) != (shape.heads, shape.kv_heads):
             found.append(None)  # all heads, of which a rank takes its own
             continue
+        if shape.index:
+            found.append(None)  # its own code says what an indexer is asked
+            continue
         given, head_dim = layer.attention.keywords.get("position_embeddings"), layer.call.q.shape[-1]
         rope = None
         if isinstance(given, tuple):

@@ -1,4 +1,4 @@
-"""Which tokens are attended to where a small indexer chooses them (DeepSeek V3.2, GLM-5 and others).
+"""Which tokens are attended to where a small indexer chooses them (DeepSeek V3.2, GLM-5, MiniMax M3 …).
 
 It scores all earlier tokens by keys of its own, which are in the paged cache beside what heads keep: by
 kernels where its kind is known, else by its module's own code, which is given those keys as if a cache of
@@ -17,11 +17,13 @@ from torch import Tensor
 from quire.engine.models.general.index_parts import IndexParts
 from quire.kernels.attention.batch import ForwardBatch, Span
 from quire.kernels.attention.chosen import Chosen
+from quire.kernels.attention.chosen_by_head import ChosenByHead
 from quire.kernels.attention.index.operations import IndexOperations
 from quire.kernels.attention.index.scores import IndexQueries
 from quire.kernels.formats.layer_cache import LayerCache
 
 MOST_SCORES = 1 << 26  # numbers that are computed at once, of keys and of scores
+NONE = -1  # where no block, or no token, is chosen
 
 Keep = Callable[[Tensor, Tensor, LayerCache], None]  # `kernels.attention.latent.write.write_latents`
 
@@ -38,8 +40,9 @@ class Indexer:
     """An indexer's module in a step.
 
     run: has its own code choose for some of the step's tokens, as many of each of B rows, of whose L keys are
-    `seen` [B, n, L] -> positions [B, n, min(most, L)]. heads: of its queries. width: of a key. most: tokens
-    that it chooses. parts: what it computes of the step's tokens by itself, if its kind is known.
+    `seen` [B, n, L] -> positions [B, n, min(most, L)], or with by_head as `tokens_of_blocks` gives them.
+    heads: of its queries. width: of a key. most: tokens that it chooses. parts: what it computes of the
+    step's tokens by itself, if its kind is known. by_head: each KV head has a choice of its own.
     """
 
     run: Callable[[slice, int, Tensor, Keys], Tensor]
@@ -47,6 +50,7 @@ class Indexer:
     width: int
     most: int
     parts: IndexParts | None = None
+    by_head: bool = False
 
 
 class Piece(NamedTuple):
@@ -139,6 +143,32 @@ def choose(
         best = indexer.run(piece.tokens, len(piece.rows), seen, _Read(piece, batch, seen, cache))
         positions[piece.tokens, : best.shape[-1]] = best.flatten(0, 1).to(positions.dtype)
     return Chosen(positions, most)
+
+
+def choose_by_head(
+    indexer: Indexer, batch: ForwardBatch, cut: list[Piece], cache: LayerCache
+) -> ChosenByHead:
+    """Return what each KV head chooses for a step's tokens, as `choose` does."""
+    positions = batch.positions.new_full((len(batch.tokens), indexer.heads, indexer.most), NONE)
+    for piece in cut:
+        queries = batch.positions[piece.tokens].view(len(piece.rows), piece.queries, 1)
+        seen = torch.arange(piece.longest, device=queries.device) <= queries
+        best = indexer.run(piece.tokens, len(piece.rows), seen, _Read(piece, batch, seen, cache))
+        positions[piece.tokens, :, : best.shape[-1]] = best.flatten(0, 1).to(positions.dtype)
+    counts = (positions != NONE).sum(-1)
+    return ChosenByHead(positions.clamp_(min=0), counts, indexer.most)
+
+
+def tokens_of_blocks(blocks: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Return the tokens of chosen blocks [B, n, H, K], of `size` tokens -> [B, n, H, K · size], in order.
+
+    positions [B, n]: of those that choose; what comes after one, and of blocks that are NONE, is NONE, and
+    last.
+    """
+    first = torch.where(blocks == NONE, positions.max() + 1, blocks * size).sort(-1).values.int()
+    within = torch.arange(size, dtype=torch.int32, device=blocks.device)
+    tokens = (first[..., None] + within).flatten(-2)
+    return tokens.masked_fill_(tokens > positions[..., None, None], NONE)
 
 
 class _Read:

@@ -19,7 +19,7 @@ from quire.engine.models.general.fusion import fuse
 from quire.engine.models.general.index_parts import give_kinds
 from quire.engine.models.general.kept_linear import KeptLinear
 from quire.engine.models.general.modules import HeadModule
-from quire.engine.models.general.own_attention import is_indexer
+from quire.engine.models.general.own_attention import is_block_indexer, is_indexer
 from quire.engine.models.general.paged_attention import PagedAttention
 from quire.engine.models.general.positions import StepPositions
 from quire.engine.models.general.states import StepStates, give_states
@@ -91,7 +91,9 @@ class GeneralModel:
         self.kept = kept
         self._attention = PagedAttention(config, dtype, device, ranks, splits)
         # Whether kernels choose tokens for all of its indexers, and a graph may hold that.
-        self.knows_indexers = give_kinds(causal, is_indexer)
+        self.knows_indexers = give_kinds(causal, is_indexer) and not any(
+            map(is_block_indexer, causal.modules())
+        )
         classifies = config.pooling is not None and config.pooling.labels > 0
         # Of a head for text, `part_logits` knows more than its weight.
         self.head: Tensor | None = _score_weight(causal) if classifies else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from quire.engine.models.general import forwards
+from quire.engine.models.general import forwards, index_forwards
 from quire.engine.models.general.attention import NAME
 
 # Types whose layers look their attention's class up by the name that a config has.
@@ -53,14 +53,21 @@ def _nothing(*_: object) -> None:
 
 
 def is_indexer(module: nn.Module) -> bool:
-    """Return whether a module is an indexer."""
+    """Return whether a module is an indexer, which chooses tokens."""
     return _name(module) in _INDEXERS
+
+
+def is_block_indexer(module: nn.Module) -> bool:
+    """Return whether a module is an indexer that chooses blocks of tokens, for each KV head."""
+    return _name(module) in _BLOCK_INDEXERS
 
 
 def chosen_tokens(model: nn.Module) -> int:
     """Return how many tokens the indexers of an adapted model choose, at least; 0: it has none."""
-    indexers: list[Any] = [module for module in model.modules() if is_indexer(module)]
-    return min((indexer.index_topk for indexer in indexers), default=0)
+    modules: list[Any] = [*model.modules()]
+    of_tokens = [each.index_topk for each in modules if is_indexer(each)]
+    of_blocks = [each.topk_blocks * each.block_size for each in modules if is_block_indexer(each)]
+    return min(of_tokens + of_blocks, default=0)
 
 
 def why_undivided(model: nn.Module) -> str:
@@ -78,8 +85,9 @@ def _name(module: nn.Module) -> str:
 
 _INDEXERS = {
     "axk2.AXK2Indexer", "deepseek_v32.DeepseekV32Indexer", "dots3_note.Dots3NoteTextIndexer",
-    "glm_moe_dsa.GlmMoeDsaIndexer", "hy_v4.HYV4Indexer",
+    "glm_moe_dsa.GlmMoeDsaIndexer", "hy_v4.HYV4Indexer", "mistral_large4.MistralLarge4TextIndexer",
 }  # fmt: skip
+_BLOCK_INDEXERS = {"minimax_m3_vl.MiniMaxM3VLIndexer"}
 _METHODS: dict[str, tuple[str, Callable[..., object]]] = {
     "openai.Attention": ("_attn", forwards.openai),
     "bloom.BloomAttention": ("forward", forwards.bloom),
@@ -100,8 +108,10 @@ _METHODS: dict[str, tuple[str, Callable[..., object]]] = {
     "trocr.TrOCRAttention": ("forward", forwards.bart),
     "xglm.XGLMAttention": ("forward", forwards.bart),
 }
-_METHODS |= dict.fromkeys(_INDEXERS, ("forward", forwards.index))
-_METHODS |= {name.replace("Indexer", "Attention"): ("forward", forwards.indexed) for name in _INDEXERS}
+_METHODS |= dict.fromkeys(_INDEXERS, ("forward", index_forwards.index))
+_METHODS |= {name.replace("Indexer", "Attention"): ("forward", index_forwards.indexed) for name in _INDEXERS}
+_METHODS["mistral_large4.MistralLarge4TextIndexer"] = ("forward", index_forwards.index_by_hidden)
+_METHODS |= dict.fromkeys(_BLOCK_INDEXERS, ("forward", index_forwards.index_blocks))
 # Which plans of transformers' divide, and rightly.
 _DIVIDED = {name for name in _METHODS if name.endswith("Indexer") or name.startswith("llama4.")}
 _DIVIDED |= {name.replace("Indexer", "Attention") for name in _INDEXERS}

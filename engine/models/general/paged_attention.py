@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from quire.engine.models.general.indexer import (
     Indexer,
     Piece,
     choose,
+    choose_by_head,
     choose_by_scores,
     keep_keys,
     pieces,
@@ -24,7 +26,8 @@ from quire.engine.models.general.indexer import (
 from quire.engine.models.layers import LayerPlans, layer_shapes
 from quire.kernels.attention.attend import Attend
 from quire.kernels.attention.batch import AttentionLayer, ForwardBatch
-from quire.kernels.attention.chosen import attend_to_chosen
+from quire.kernels.attention.chosen import Chosen, attend_to_chosen
+from quire.kernels.attention.chosen_by_head import ChosenByHead, attend_to_chosen_by_head
 from quire.kernels.attention.index.operations import KERNELS, IndexOperations
 from quire.kernels.attention.latent.attend import attend_by_expanding, takes_expanded
 from quire.kernels.attention.latent.chosen import attend_to_chosen_latents
@@ -36,7 +39,7 @@ from quire.kernels.gpu import Gpu, gpu_of
 from quire.kernels.linear.operations import whole
 from quire.kernels.parallel.ranks import Ranks
 from quire.kernels.plan import plan_attention
-from quire.kernels.shapes import StepShape
+from quire.kernels.shapes import LayerShape, StepShape
 
 
 def index_by(gpu: Gpu) -> IndexOperations | None:
@@ -125,6 +128,8 @@ class PagedAttention:
         size = indexer.heads, indexer.width
         if size not in self._pieces:
             self._pieces[size] = pieces(self._spans, indexer)
+        if indexer.by_head:
+            return choose_by_head(indexer, batch, self._pieces[size], cache)
         return choose(indexer, batch, self._spans, self._pieces[size], cache)
 
     def _earlier_of(self, batch: ForwardBatch, cache: LayerCache, expansion: Expansion) -> Earlier:
@@ -151,19 +156,7 @@ class PagedAttention:
             earlier = self._earlier_of(batch, cache, expansion)
             return attend_by_expanding(call.q, latents, expansion, batch, earlier, attention, cache)[None]
         qkv = _projected(call, attention.head_dim)
-        if call.chosen is None:
-            out = whole(self._kernels[layer].run(qkv, batch, attention, cache))
-        elif expansion is not None and self._gpu.has_kernels:
-            assert self._rows is not None
-            out = attend_to_chosen_latents(qkv, batch, self._rows, attention, cache, call.chosen)
-        else:
-            assert self._rows is not None
-            shape = self._layer_shapes[layer]
-
-            def plan(step: StepShape) -> Attend:
-                return plan_attention(self._gpu, shape, cache.format, step).run
-
-            out = attend_to_chosen(qkv, batch, self._rows, attention, cache, call.chosen, plan)
+        out = self._attended_to(layer, qkv, batch, attention, cache, call.chosen)
         heads, tokens, _ = call.q.shape
         out = out.view(tokens, heads, attention.value_dim)
         if expansion is None:
@@ -171,6 +164,34 @@ class PagedAttention:
         values = out.new_empty(1, tokens, heads, expansion.value)
         expansion.values(out, values[0])
         return values
+
+    def _attended_to(
+        self,
+        layer: int,
+        qkv: Tensor,
+        batch: ForwardBatch,
+        attention: AttentionLayer,
+        cache: LayerCache,
+        chosen: Chosen | ChosenByHead | None,
+    ) -> Tensor:
+        """Attend to all that tokens see, or to what is chosen of it -> [T, Hq Dv]."""
+        if chosen is None:
+            return whole(self._kernels[layer].run(qkv, batch, attention, cache))
+        assert self._rows is not None
+        shape = self._layer_shapes[layer]
+        plan = self._plan(shape, cache)
+        if isinstance(chosen, ChosenByHead):
+            plan_of_head = self._plan(shape.of_kv_head, cache)
+            return attend_to_chosen_by_head(
+                qkv, batch, self._rows, attention, cache, chosen, plan, plan_of_head
+            )
+        if cache.latent and self._gpu.has_kernels:
+            return attend_to_chosen_latents(qkv, batch, self._rows, attention, cache, chosen)
+        return attend_to_chosen(qkv, batch, self._rows, attention, cache, chosen, plan)
+
+    def _plan(self, shape: LayerShape, cache: LayerCache) -> Callable[[StepShape], Attend]:
+        """Return what gives what attends in a step, in a layer whose keys are held as a cache's are."""
+        return lambda step: plan_attention(self._gpu, shape, cache.format, step).run
 
 
 def _projected(call: Call, head_dim: int) -> Tensor:

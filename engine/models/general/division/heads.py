@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from quire.engine.models.attention_shape import AttentionShape
 from quire.engine.models.general.attention import Call
 from quire.engine.models.general.unsupported import UnsupportedAttention
+from quire.kernels.attention.chosen_by_head import ChosenByHead
 from quire.kernels.parallel.ranks import Ranks
 
 
@@ -31,6 +33,9 @@ def heads_of_rank(call: Call, shape: AttentionShape, ranks: Ranks) -> tuple[Call
     if expansion is not None:
         weight = of_rank(expansion.weight, shape.heads, 1, "heads of keys")
         expansion = replace(expansion, weight=weight)
+    chosen = call.chosen
+    if isinstance(chosen, ChosenByHead):
+        chosen = chosen.of_heads(partial(of_rank, count=shape.kv_heads, copies=shape.copies, what="choices"))
     own = replace(
         call,
         q=of_rank(call.q, shape.heads, 1, "heads"),
@@ -39,5 +44,6 @@ def heads_of_rank(call: Call, shape: AttentionShape, ranks: Ranks) -> tuple[Call
         sinks=None if call.sinks is None else of_rank(call.sinks, shape.heads, 1, "sinks"),
         slopes=None if call.slopes is None else of_rank(call.slopes, shape.heads, 1, "slopes"),
         expansion=expansion,
+        chosen=chosen,
     )
     return own, call.q.shape[0] != shape.heads
