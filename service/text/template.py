@@ -17,6 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from quire.service.errors import TemplateError
+from quire.service.text.content_parts import in_parts, takes_parts_alone
 from quire.service.text.reasoning.formats import reasoning_format_of
 from quire.service.text.template_reads import reads_of_messages
 from quire.service.text.template_sandbox import MAX_CHARS, TemplateSandbox
@@ -57,7 +58,9 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self.reads_names = reads_of_messages(environment.parse(source), "name")
+            parsed = environment.parse(source)
+            self.reads_names = reads_of_messages(parsed, "name")
+            self.takes_parts_alone = takes_parts_alone(parsed)
         except (jinja2.TemplateError, RecursionError) as error:
             raise _does_not_compile(error) from None
         self._environment = environment
@@ -92,6 +95,8 @@ class ChatTemplate:
     ) -> str:
         """Raises TemplateError with the template's own words."""
         self.compile()
+        if self.takes_parts_alone:
+            messages = [in_parts(message) for message in messages]
         try:
             self._environment.start()
             prompt = self._template.render(
