@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.engine.models.reading import read_model
 from tests.models.any_model import Outcome, tiny_model
 from tests.models.divided_model import compare_divided
+from tests.models.models_page import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs/parallel.md"
 BEGIN, END = "With transformers ", "\n## "
@@ -42,7 +42,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     some = sys.argv[1:]
     kinds: dict[tuple[str, Outcome], list[str]] = {}
-    for kind in some or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    for kind in some or KINDS:
         for way, outcome, detail in outcomes(kind):
             print(f"{kind}, {way}: {outcome}: {detail}", flush=True)
             kinds.setdefault((way, outcome), []).append(kind)

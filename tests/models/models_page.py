@@ -1,4 +1,4 @@
-"""The table of docs/models.md: what becomes of every causal model type of transformers.
+"""The table of docs/models.md: what becomes of every model type of transformers that answers with text.
 
 `make models` writes it; `python -m tests.models.models_page TYPE ...` prints the lines of some types.
 """
@@ -13,7 +13,11 @@ from collections import Counter
 from pathlib import Path
 
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from quire.engine.models.native_config import has_native
 from tests.models.any_model import Outcome, Verdict, compare
@@ -21,6 +25,11 @@ from tests.models.any_model import Outcome, Verdict, compare
 PAGE = Path(__file__).parents[2] / "docs/models.md"
 BEGIN = "With transformers "  # what the table's first line begins with
 SECONDS = 100  # of a processor, for a type
+KINDS = {
+    **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+}
 
 
 def verdict_of(kind: str) -> Verdict:
@@ -35,7 +44,7 @@ def verdict_of(kind: str) -> Verdict:
 
 
 def line_of(kind: str, verdict: Verdict) -> str:
-    native = has_native({"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]})
+    native = has_native({"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, "")]})
     graphs = ""
     if verdict.outcome == "equal":
         graphs = f"eager: {', '.join(verdict.reads)}" if verdict.reads else "graphs"
@@ -52,7 +61,7 @@ def main() -> None:
     some = sys.argv[1:]
     counts: Counter[Outcome] = Counter()
     lines = []
-    for kind in some or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    for kind in some or KINDS:
         verdict = verdict_of(kind)
         counts[verdict.outcome] += 1
         lines.append(line_of(kind, verdict))

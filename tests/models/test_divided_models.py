@@ -29,6 +29,8 @@ from tests.models.divided_model import compare_divided
         ("gpt_oss", 2),  # sinks, and experts with biases whose gates and ups alternate
         ("llama4_text", 2),  # chunks, and queries scaled by position
         ("deepseek_v32", 2),  # tokens that an indexer chooses
+        ("minimax_m3_vl", 2),  # blocks that each KV head chooses, in the text of a model that sees
+        ("qwen3_vl_moe", 2),  # experts that files may have transposed
         ("deepseek_v2", 2),  # latent attention, and experts in files of their own
     ],
 )

@@ -28,7 +28,7 @@ from quire.engine.models.general.own_attention import adapt, is_indexer
 from quire.engine.models.loader import load_model
 from quire.engine.models.reading import read_model
 from quire.engine.startup import start_engine
-from quire.kernels.attention import chosen
+from quire.kernels.attention import chosen, chosen_by_head
 from quire.kernels.attention.index.operations import REFERENCE
 from quire.kernels.backend import torch_backend
 from quire.kernels.formats.kv_format import FP12
@@ -119,6 +119,9 @@ def test_falcon_whose_heads_are_grouped(tmp_path: Path) -> None:
         ("glm_moe_dsa", {"indexer_types": ["full", "shared", "full", "shared"]}),
         ("axk2", {"index_topk": 1}),
         ("dots3_note_text", {}),  # beside layers with a window, in blocks of their own
+        ("mistral_large4", {}),  # queries of hidden states, and keys that layers share
+        ("minimax_m3_vl_text", {"index_block_size": 3}),  # blocks of tokens, by each KV head
+        ("minimax_m3_vl_text", {"index_topk_blocks": 9, "index_block_size": 1, "index_local_blocks": 0}),
     ],
 )
 def test_an_indexer_chooses_by_keys_that_are_in_the_cache(
@@ -127,12 +130,13 @@ def test_an_indexer_chooses_by_keys_that_are_in_the_cache(
     """Contexts are several times as long as what it may choose, and computed in small pieces."""
     monkeypatch.setattr(indexer, "MOST_SCORES", 1 << 14)
     monkeypatch.setattr(chosen, "MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(chosen_by_head, "MOST_BYTES", 1 << 12)
     verdict = compare(kind, tmp_path, **changes)
     assert verdict.outcome == "equal", verdict.detail
     assert read_model(tmp_path).chosen_tokens == changes.get("index_topk", 9)
 
 
-@pytest.mark.parametrize("kind", ["dots3_note_text", "deepseek_v32"])
+@pytest.mark.parametrize("kind", ["dots3_note_text", "deepseek_v32", "minimax_m3_vl_text"])
 def test_an_indexers_keys_are_kept_in_the_models_dtype(kind: str, tmp_path: Path) -> None:
     """Also those that its own code turns by angles in fp32."""
     save_tiny(kind, tmp_path)

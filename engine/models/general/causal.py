@@ -30,6 +30,7 @@ from quire.engine.models.general.own_attention import adapt, register_classes
 from quire.engine.models.general.quantised import without
 from quire.engine.models.general.rotary import settle
 from quire.engine.models.general.rounded_parts import rounded_names
+from quire.engine.models.general.text_part import is_beside_text
 from quire.engine.models.quantisation import ROUNDED, weights_of
 from quire.engine.models.weight_files import listed, open_weights, weight_files
 from quire.kernels.backend import Backend
@@ -263,6 +264,8 @@ def _experts(device: torch.device, kept: KeptParts | None = None) -> str:
 def _is_spare(name: str, described: PreTrainedConfig) -> bool:
     """Return whether a weight of a folder's files is one that its text is not computed by."""
     if hasattr(described, "vision_config") and name.startswith(_FOR_IMAGES):
+        return True
+    if is_beside_text(name, described):
         return True
     buffers = _BUFFERS.get(described.model_type)
     if buffers is not None and re.search(rf"(^|\.){buffers}$", name):

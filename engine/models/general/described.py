@@ -9,6 +9,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from quire.engine.models.dtype_names import with_usual_names
+from quire.engine.models.general.text_part import give_text_class
 from quire.engine.models.json_fields import read_json
 
 SEE_TYPES = "; docs/models.md tells which types run"
@@ -36,6 +37,7 @@ def read_described(folder: Path) -> PreTrainedConfig:
     for part in (whole, whole.get_text_config(decoder=True)):
         part.output_attentions = False  # no kernel has them, nor does a server give them
         part.return_dict = True  # its own code looks for its decoder's output by name
+    give_text_class(whole)
     return whole
 
 

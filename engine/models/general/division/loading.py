@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.core_model_loading import ConversionOps, Transpose, WeightConverter
 
 from quire.engine.models.config import ModelConfig
 from quire.engine.models.general.division.shares import Held
@@ -115,6 +115,29 @@ class Part:
         return part if self._held is None else self._held.filled(part)
 
 
+class TransposeWhole(Transpose):
+    """A transposition of tensors that are not as the model has them, by the shape of all ranks' shares."""
+
+    def __init__(self, given: Transpose, held: Mapping[str, Held]) -> None:
+        super().__init__(given.dim0, given.dim1)
+        self._held = held
+
+    def __deepcopy__(self, memo: object) -> TransposeWhole:
+        return self
+
+    def convert(  # type: ignore[override]
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **given: Any
+    ) -> dict[str, Any]:
+        name: str = given["full_layer_name"]
+        held = self._held.get(name)
+        shape = given["model"].get_parameter(name).shape if held is None else held.share.shape
+        (value,) = input_dict.values()
+        tensor = value[0] if isinstance(value, list) else value
+        if tuple(tensor.shape) != tuple(shape):
+            tensor = tensor.transpose(self.dim0, self.dim1).contiguous()
+        return {self.get_target_pattern(input_dict, source_patterns, target_patterns): tensor}
+
+
 class TakeShares(ConversionOps):
     """The last step of a conversion: of what it makes, only a rank's shares."""
 
@@ -153,6 +176,10 @@ def _parts(
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
     for converter in converters:
         if not merges_experts(converter):
+            converter.operations = [
+                TransposeWhole(each, held) if isinstance(each, Transpose) and each.check_dims else each
+                for each in converter.operations
+            ]
             converter.operations.append(TakeShares(held))
     found = dict(slices)
     merged: dict[str, dict[str, list[str]]] = {}
