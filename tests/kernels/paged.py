@@ -153,3 +153,11 @@ def share_prefixes(paged: Paged, cascades: list[list[int]], tokens: list[int]) -
             table[: shared // block_size] = paged.block_tables[paged.rows[first], : shared // block_size]
             for held in (paged.keys, paged.values):
                 held[other][:shared] = held[first][:shared]
+
+
+def forget(paged: Paged, row: int, position: int) -> int:
+    """Make what the cache holds of a token NaN, as if it were still to be written; return its slot."""
+    size = paged.kv.shape[3]
+    block = int(paged.block_tables[paged.rows[row], position // size])
+    paged.kv[block, :, :, position % size] = torch.nan
+    return block * size + position % size

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from paged import NO_BLOCK, TOLERANCE, attend_exactly, make_paged, poisoned_workspace
+from paged import NO_BLOCK, TOLERANCE, attend_exactly, forget, make_paged, poisoned_workspace
 
 from quire.kernels.attention import chosen
 from quire.kernels.attention.attend import Attend, attend_mixed, attend_reference
@@ -54,9 +54,7 @@ def test_only_what_is_chosen_is_attended_to(
             continue
         own = [paged.keys[row][position]] + [paged.values[row][position]] * (not latent)
         qkv[token, HEADS * head_dim :] = torch.cat(own).flatten()  # what the cache is to hold
-        block = int(paged.block_tables[paged.rows[row], position // BLOCK_SIZE])
-        paged.kv[block, :, :, position % BLOCK_SIZE] = torch.nan
-        slots[-1] = block * BLOCK_SIZE + position % BLOCK_SIZE
+        slots[-1] = forget(paged, row, position)
         if position >= MOST:  # else all are attended to, whatever is said
             positions[token, :MOST] = torch.randperm(position + 1)[:MOST].int()
     qkv = qkv.to(device)

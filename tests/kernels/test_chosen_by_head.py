@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from paged import TOLERANCE, attend_exactly, make_paged, poisoned_workspace
+from paged import TOLERANCE, attend_exactly, forget, make_paged, poisoned_workspace
 
 from quire.kernels.attention import chosen_by_head
 from quire.kernels.attention.attend import Attend, attend_mixed, attend_reference
@@ -47,9 +47,7 @@ def test_each_head_attends_to_what_it_chose(
             continue
         own = [paged.keys[row][position], paged.values[row][position]]
         qkv[token, HEADS * HEAD_DIM :] = torch.cat(own).flatten()  # what the cache is to hold
-        block = int(paged.block_tables[paged.rows[row], position // BLOCK_SIZE])
-        paged.kv[block, :, :, position % BLOCK_SIZE] = torch.nan
-        slots[-1] = block * BLOCK_SIZE + position % BLOCK_SIZE
+        slots[-1] = forget(paged, row, position)
         if position >= MOST:  # else all are attended to, whatever is said
             for head in range(KV_HEADS):
                 count = MOST - 5 * head
@@ -69,8 +67,9 @@ def test_each_head_attends_to_what_it_chose(
     rows = paged.rows[[row for row, _ in places]]
     monkeypatch.setattr(chosen_by_head, "MOST_BYTES", 2 * 2 * KV_HEADS * 32 * HEAD_DIM * dtype.itemsize)
     picked = ChosenByHead(positions.to(device), counts.to(device), MOST)
-    plan = lambda step: BY[by]  # noqa: E731
-    out = attend_to_chosen_by_head(qkv, batch, rows, layer, cache, picked, plan, plan)
+    out = attend_to_chosen_by_head(
+        qkv, batch, rows, layer, cache, picked, lambda step: BY[by], lambda step: BY[by]
+    )
     for token, (row, position) in enumerate(places):
         for head in range(KV_HEADS if position >= 0 else 0):
             group = slice(head * HEADS // KV_HEADS, (head + 1) * HEADS // KV_HEADS)
